@@ -75,6 +75,27 @@ def tail_variants():
     # mean keys of the blocks left out, which is a coarse branch without a learnt gate.
     table["blocks10"] = lists(10, *BLOCKS)
     table["blocks10-coarse"] = table["blocks10"] + coarse
+    # Which part of a rule makes lists of single keys learn worse than blocks? Each variant changes one part,
+    # or a few.
+    exact, cube = ["sparse.selector=pooled", "sparse.grain=1"], ["sparse.order=cube"]
+    grain8, chunk4 = ["sparse.grain=8"], ["sparse.chunk=4"]
+    changes = {"cube": cube, "grain8": grain8, "grain16": ["sparse.grain=16"], "pooled": exact,
+               "pooled-cube": exact + cube, "rank64": ["sparse.rank=64"],
+               "rank64-chunk4": ["sparse.rank=64", *chunk4], "topk": ["sparse.rule=topk"],
+               "grain16-cube": ["sparse.grain=16", *cube],
+               "explore": ["sparse.explore_kind=random", "sparse.explore=0.2"],
+               "near": ["sparse.explore_kind=neighbours", "sparse.explore=0.2"],
+               "cube-chunk4": cube + chunk4, "cube-grain4": [*cube, "sparse.grain=4"],
+               "cube-grain8": cube + grain8, "cube-grain8-chunk4": cube + grain8 + chunk4}
+    table["lists2-query64"] = lists(2, *query(64))
+    table["lists10-query64"] = lists(10, *query(64))
+    table["lists20-query64"] = lists(20, *query(64))
+    for name in ("lists2-query64", "lists5", "lists5-query64", "lists10", "lists10-query64", "lists20"):
+        for change, options in changes.items():
+            table[f"{name}-{change}"] = table[name] + options
+    table["blocks20"] = lists(20, *BLOCKS)
+    for percent in (5, 10):
+        table[f"blocks{percent}-query64"] = lists(percent, *BLOCKS, *query(64))
     for name, settings in list(table.items()):
         table[f"{name}-finish"] = settings + [f"sparse.dense_finish={FINISH}"]
         table[f"{name}-from10"] = settings

@@ -6,12 +6,14 @@
 # OUT is a folder for clips and runs, SECONDS a limit of time, SEEDS numbers as in 0,1. PART names a study:
 #     pilot    the model of 7m, few variants and steps, to measure speed
 #     7m       7 million parameters, 4,096 tokens: all variants
+#     7m-rules the same model: rules that differ in one part each
+#     7m-cube  the same model: rules that combine the parts that help
 #     100m     more than 100 million parameters, 4,096 tokens
 #     100m-long  the same model with 16,384 tokens
 #     cpu      a tiny model on the CPU: shows that everything works
 # The clips are made by moving_shapes.py, so many that few windows are met twice. The same command continues a
 # stopped part as long as OUT is there. tail_table.py makes tables from the archives of several sessions.
-# Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and a GPU.
+# Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and a GPU or several (GPUS, as in 0,1).
 set -eu
 [ $# -ge 3 ] || { echo "usage: tail.sh OUT SECONDS SEEDS [PART]" >&2; exit 2; }
 begin=$(date +%s)
@@ -19,7 +21,8 @@ out=$1 seconds=$2 seeds=$3 part=${4:-7m}
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} dsv=${DSV:-$here/../build/cuda/dsv}
 
-jobs=17 gpus="--gpus 0" config=learn_gpu.yaml size="--height 64 --width 512 --frames 93 --shapes 20" held=64
+jobs=17 gpus=${GPUS:-0} alone= config=learn_gpu.yaml
+size="--height 64 --width 512 --frames 93 --shapes 20" held=64
 settings="data.workers=4 data.cache_mb=2600 validation.clips=64"
 pairs="lists5 lists10 lists20 lists5-query64 lists5-query16 lists2-query16 lists5-key64 lists5-key16
     lists5-group128-query32 blocks10 blocks10-coarse"
@@ -27,8 +30,18 @@ early="lists5 lists5-query64 lists5-query16 lists20"
 case $part in
 pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-query64 ;;
 7m) clips=256 steps=3000 trunk=1800 ;;
-100m) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3
-    pairs="lists10 lists20 lists5-query64 lists5-query16" early=lists5-query64 ;;
+7m-rules) clips=256 steps=3000 trunk=1800 pairs= early=
+    alone="lists10 blocks10 lists10-cube lists10-pooled lists10-grain16 lists10-query64 lists20-query64
+        blocks5-query64 blocks10-query64 blocks20 lists5-query64 lists5-query64-cube lists5-query64-pooled
+        lists5-query64-pooled-cube lists5-query64-rank64 lists5-query64-rank64-chunk4 lists5-query64-topk
+        lists5-query64-grain8 lists5-query64-grain16-cube lists5-query64-explore lists5-query64-near" ;;
+7m-cube) clips=256 steps=3000 trunk=1800 early=lists5-query64-cube-grain8
+    pairs="lists5-query64-cube lists5-query64-cube-grain8 lists5-query64-cube-grain8-chunk4
+        lists10-query64-cube-grain8"
+    alone="lists20 lists5-query64 lists5-query64-cube-grain4 lists5-query64-cube-chunk4
+        lists2-query64-cube-grain8 lists20-cube-grain8 lists5-cube-grain8" ;;
+100m) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 early=
+    alone=lists20 pairs="lists5-query64 lists5-query64-cube-grain8" ;;
 100m-long) config=learn_large.yaml clips=128 steps=1000 trunk=600 jobs=2 held=16
     size="--height 128 --width 512 --frames 93 --shapes 20"
     settings="data.workers=4 data.cache_mb=4000 validation.clips=16 height=128 width=128"
@@ -39,7 +52,9 @@ cpu) config=learn_tiny.yaml clips=40 steps=60 trunk=30 jobs=2 gpus= held=8
     dsv=${DSV:-$here/../build/cpu/dsv} ;;
 *) echo "tail.sh: PART is $part, expected pilot, 7m, 100m, 100m-long or cpu" >&2; exit 2 ;;
 esac
+jobs=$((jobs * $(echo "${gpus:-0}" | tr , ' ' | wc -w)))
 names=dense,dense-again
+for name in $alone; do names=$names,$name; done
 for name in $pairs; do names=$names,$name,$name-finish; done
 for name in $early; do names=$names,$name-from10,$name-from10-finish; done
 
@@ -50,8 +65,8 @@ held_out=$(seq -f 'shape-%06.0f.avi' -s , 0 $((held - 1)))
 echo "clips made in $(($(date +%s) - begin)) s"
 left=$((seconds - ($(date +%s) - begin) - 5))
 status=0
-"$python" "$here/learn.py" --dsv "$dsv" --clips "$clip_folder" --held-out "$held_out" --out "$runs" $gpus \
-    --config "$here/$config" --steps $steps --trunk $trunk --jobs $jobs --threads 1 --seeds "$seeds" \
-    --time-limit $left --variants $names validation.every=$((steps / 2)) $settings || status=$?
+"$python" "$here/learn.py" --dsv "$dsv" --clips "$clip_folder" --held-out "$held_out" --out "$runs" \
+    ${gpus:+--gpus $gpus} --config "$here/$config" --steps $steps --trunk $trunk --jobs $jobs --threads 1 \
+    --seeds "$seeds" --time-limit $left --variants $names validation.every=$((steps / 2)) $settings || status=$?
 "$python" "$here/learn_pack.py" "$runs" "$out/$part-$(echo "$seeds" | tr , -).tar.gz"
 exit $status
