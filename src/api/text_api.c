@@ -9,9 +9,9 @@
 #include "base/config_abi.h"
 #include "base/fs.h"
 #include "base/safetensors.h"
+#include "model/folder/wan_folder.h"
 #include "pipeline/wan_texts.h"
 #include "run/prompt_file.h"
-#include "run/text_path.h"
 
 enum { NAME_BYTES = 40, TENSORS_PER_PROMPT = 2 };
 
@@ -49,7 +49,7 @@ DsvStatus dsv_text(const char *model_path, const char *prompts_path, const char 
 {
     DsvStatus status;
     const DsvEvents none = {0};
-    DsviTextPath path;
+    DsviWanFolder folder;
     DsviPromptFile prompts = {0};
     DsviWanTexts texts = {0};
     DsviBackend backend = {0};
@@ -57,13 +57,15 @@ DsvStatus dsv_text(const char *model_path, const char *prompts_path, const char 
     DSVI_TRY(dsvi_config_check_abi(settings));
     DSVI_TRY(dsvi_file_check_writable(out_path));
     DSVI_TRY_GOTO(status, dsvi_prompt_file_read(prompts_path, &prompts), done);
-    DSVI_TRY_GOTO(status, dsvi_text_path_find(model_path, &path), done);
+    DSVI_TRY_GOTO(status, dsvi_wan_folder_find_text(model_path, settings, &folder), done);
     DSVI_TRY_GOTO(status,
-                  dsvi_wan_texts_tokenize(path.tokenizer, (const char *const *)prompts.lines, prompts.count,
-                                          prompts_path, events, &texts),
+                  dsvi_wan_texts_tokenize(folder.part[DSVI_WAN_TOKENIZER], (const char *const *)prompts.lines,
+                                          prompts.count, prompts_path, events, &texts),
                   done);
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &backend), done);
-    DSVI_TRY_GOTO(status, dsvi_wan_texts_encode(&backend, settings, path.encoder, events, &texts), done);
+    DSVI_TRY_GOTO(
+        status, dsvi_wan_texts_encode(&backend, settings, folder.part[DSVI_WAN_TEXT_ENCODER], events, &texts),
+        done);
     DSVI_TRY_GOTO(status, text_write(&texts, out_path), done);
 done:
     dsvi_backend_close(&backend);

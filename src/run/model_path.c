@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
+#include "model/folder/wan_folder.h"
 #include "model/weights/weights.h"
 #include "run/checkpoint.h"
 #include "run/manifest.h"
@@ -67,15 +67,12 @@ static DsvStatus find_holder(const char *path, char holder[DSVI_PATH_MAX], const
 
 DsvStatus dsvi_model_refuse_pickle(const char *path)
 {
-    static const char *const ENDINGS[] = {".pth", ".pt", ".ckpt", ".bin", ".pkl"};
-    const char *dot = strrchr(path, '.');
-    for (size_t i = 0; dot && i < sizeof ENDINGS / sizeof *ENDINGS; i++)
-        if (strcasecmp(dot, ENDINGS[i]) == 0)
-            return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                             "%s: %s files are Python pickles, which can run any code "
-                             "when they are read: dsv reads weights from safetensors files only",
-                             path, dot);
-    return DSV_OK;
+    if (!dsvi_wan_is_pickle(path))
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                     "%s: %s files are Python pickles, which can run any code when they are read: dsv reads "
+                     "weights from safetensors files only",
+                     path, strrchr(path, '.'));
 }
 
 static DsvStatus find_model_of_file(const char *path, DsviModelPath *out)

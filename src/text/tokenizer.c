@@ -69,21 +69,13 @@ static bool path_ends(const char *path, const char *ending)
 /* Finds the tokenizer's file in a folder. Hugging Face's library prefers tokenizer.json too. */
 static DsvStatus find_file(const char *folder, char file[DSVI_PATH_MAX])
 {
-    static const char *const names[] = {"tokenizer.json",
-                                        "spiece.model",
-                                        "tokenizer/tokenizer.json",
-                                        "tokenizer/spiece.model",
-                                        "google/umt5-xxl/tokenizer.json",
-                                        "google/umt5-xxl/spiece.model"};
+    static const char *const names[] = {"tokenizer.json", "spiece.model"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         DSVI_TRY(dsvi_path_join(file, folder, names[i]));
         if (dsvi_path_exists(file))
             return DSV_OK;
     }
-    return DSVI_FAIL(DSV_E_NOT_FOUND,
-                     "%s: no tokenizer, expected tokenizer.json or spiece.model here, in tokenizer/ or in "
-                     "google/umt5-xxl/",
-                     folder);
+    return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no tokenizer, expected tokenizer.json or spiece.model", folder);
 }
 
 static DsvStatus read_vocabulary(const char *path, DsviVocabulary *vocabulary)

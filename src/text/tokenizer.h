@@ -18,9 +18,8 @@ extern "C" {
 typedef struct DsviTokenizer DsviTokenizer;
 
 /* Opens the tokenizer of `path`: a tokenizer folder (tokenizer.json, otherwise spiece.model), one of these
- * files, a pipeline folder with such a folder in tokenizer/ or google/umt5-xxl/, or a safetensors file with
- * the bytes of spiece.model in a U8 tensor spiece_model. The caller closes *out; it is NULL after a failure.
- */
+ * files, or a safetensors file with the bytes of spiece.model in a U8 tensor spiece_model. The caller closes
+ * *out; it is NULL after a failure. */
 DsvStatus dsvi_tokenizer_open(const char *path, DsviTokenizer **out);
 void dsvi_tokenizer_close(DsviTokenizer **tokenizer); /* *tokenizer may be NULL and becomes NULL */
 

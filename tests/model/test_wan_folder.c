@@ -182,6 +182,53 @@ static void comfy(void **state)
     assert_part(find("c"), DSVI_WAN_VAE, "c/vae/wan_2.1_vae.safetensors");
 }
 
+/* Text encoder and tokenizer without the other parts. Two VAEs beside them do not matter. */
+static void text_alone(void **state)
+{
+    static const char ENCODER[] = "{\"model_type\": \"umt5\"}";
+    static const char *const CASES[][3] = {
+        /* named by the user, encoder, tokenizer */
+        {"t/d", "t/d/text_encoder", "t/d/tokenizer"},
+        {"t/d/text_encoder", "t/d/text_encoder", "t/d/text_encoder/../tokenizer"},
+        {"t/in", "t/in", "t/in/spiece.model"},
+        {"t/w", "t/w/models_t5.safetensors", "t/w/google/umt5-xxl"},
+        {"t/c", "t/c/text_encoders/umt5.safetensors", "t/c/text_encoders/umt5.safetensors"},
+        {"t/c/text_encoders/umt5.safetensors", "t/c/text_encoders/umt5.safetensors",
+         "t/c/text_encoders/umt5.safetensors"},
+    };
+    DsviWanFolder folder;
+    (void)state;
+    clean("t");
+    put("t/d/text_encoder/config.json", ENCODER);
+    put("t/d/tokenizer/tokenizer.json", "");
+    put("t/in/config.json", ENCODER);
+    put("t/in/spiece.model", "");
+    put("t/w/google/umt5-xxl/spiece.model", "");
+    put("t/w/models_t5.pth", "");
+    assert_fails(DSV_E_UNSUPPORTED, "models_t5.pth: the text encoder is a Python pickle",
+                 dsvi_wan_folder_find_text(scratch_path("t/w"), &settings, &folder));
+    assert_fails(DSV_E_UNSUPPORTED, "models_t5.pth: the text encoder is a Python pickle",
+                 dsvi_wan_folder_find_text(scratch_path("t/w/models_t5.pth"), &settings, &folder));
+    put_tensor("t/w/models_t5.safetensors", "token_embedding.weight");
+    put_tensor("t/w/a.safetensors", "decoder.conv_in.weight");
+    put_tensor("t/w/b.safetensors", "decoder.conv_in.weight");
+    put_tensor("t/c/text_encoders/umt5.safetensors", "token_embedding.weight");
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        assert_ok(dsvi_wan_folder_find_text(scratch_path(CASES[i][0]), &settings, &folder));
+        assert_part(&folder, DSVI_WAN_TEXT_ENCODER, CASES[i][1]);
+        assert_part(&folder, DSVI_WAN_TOKENIZER, CASES[i][2]);
+    }
+    snprintf(settings.model_tokenizer, sizeof settings.model_tokenizer, "%s", scratch_path("t/in"));
+    assert_ok(dsvi_wan_folder_find_text(scratch_path("t/d"), &settings, &folder));
+    assert_part(&folder, DSVI_WAN_TOKENIZER, "t/in");
+    assert_ok(dsvi_folder_make(scratch_path("t/none")));
+    clean("t/d/tokenizer");
+    assert_fails(DSV_E_NOT_FOUND, "t/d: the tokenizer is missing; model.tokenizer=PATH",
+                 dsvi_wan_folder_find_text(scratch_path("t/d"), &settings, &folder));
+    assert_fails(DSV_E_NOT_FOUND, "no text encoder, expected text_encoder/",
+                 dsvi_wan_folder_find_text(scratch_path("t/none"), &settings, &folder));
+}
+
 /* Runs, checkpoints, transformers alone and other folders are no published models. */
 static void not_published(void **state)
 {
@@ -211,7 +258,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(diffusers), cmocka_unit_test(variants_are_refused), cmocka_unit_test(repository),
-        cmocka_unit_test(comfy),     cmocka_unit_test(not_published),
+        cmocka_unit_test(comfy),     cmocka_unit_test(text_alone),           cmocka_unit_test(not_published),
     };
     dsv_config_defaults(&settings);
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);

@@ -37,9 +37,9 @@ static bool wan_name_ends_with(const char *name, const char *ending)
     return length >= end && strcasecmp(name + length - end, ending) == 0;
 }
 
-static bool wan_name_is_pickle(const char *name)
+bool dsvi_wan_is_pickle(const char *name)
 {
-    static const char *const ENDINGS[] = {".pth", ".pt", ".bin", ".ckpt"};
+    static const char *const ENDINGS[] = {".pth", ".pt", ".bin", ".ckpt", ".pkl"};
     for (size_t i = 0; i < sizeof ENDINGS / sizeof *ENDINGS; i++)
         if (wan_name_ends_with(name, ENDINGS[i]))
             return true;
@@ -62,7 +62,7 @@ static DsvStatus sweep_name(void *context, const char *name)
     char path[DSVI_PATH_MAX];
     DsviWanPart part = s->search->part;
     DSVI_TRY(dsvi_path_join(path, s->folder, name));
-    if (wan_name_is_pickle(name) && strcasestr(name, s->search->pickle) && !s->out->pickle[part][0])
+    if (dsvi_wan_is_pickle(name) && strcasestr(name, s->search->pickle) && !s->out->pickle[part][0])
         snprintf(s->out->pickle[part], sizeof s->out->pickle[part], "%s", path);
     if (!wan_name_ends_with(name, ".safetensors") || !dsvi_wan_file_holds(path, part))
         return DSV_OK;

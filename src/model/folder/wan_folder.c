@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "model/folder/wan_parts.h"
+#include "model/umt5/umt5.h"
 #include "model/weights/weights.h"
 
 /* How the safetensors file of a part is told from other files: its preferred name, and words in the name of a
@@ -23,13 +24,20 @@ const char *dsvi_wan_part_name(DsviWanPart part)
     return NAMES[part];
 }
 
+/* Stores the path of a part, unless the part is already known. */
+static void use(DsviWanFolder *out, DsviWanPart part, const char *path)
+{
+    if (!out->part[part][0])
+        snprintf(out->part[part], sizeof out->part[part], "%s", path);
+}
+
 /* Stores folder/name as the part if it exists. */
 static DsvStatus use_if_exists(DsviWanFolder *out, DsviWanPart part, const char *folder, const char *name)
 {
     char path[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_path_join(path, folder, name));
-    if (!out->part[part][0] && dsvi_path_exists(path))
-        snprintf(out->part[part], sizeof out->part[part], "%s", path);
+    if (dsvi_path_exists(path))
+        use(out, part, path);
     return DSV_OK;
 }
 
@@ -52,29 +60,40 @@ static DsvStatus find_diffusers(DsviWanFolder *out)
     return DSV_OK;
 }
 
-/* Finds VAE, text encoder and tokenizer among the files of a folder, as the Wan repository stores them. */
-static DsvStatus find_beside(DsviWanFolder *out, const char *folder)
+/* Finds text encoder and tokenizer among the files of a folder, as the Wan repository stores them. */
+static DsvStatus find_text_beside(DsviWanFolder *out, const char *folder)
 {
-    DSVI_TRY(dsvi_wan_files_search(out, folder, &VAE));
     DSVI_TRY(dsvi_wan_files_search(out, folder, &TEXT_ENCODER));
     DSVI_TRY(use_if_exists(out, DSVI_WAN_TOKENIZER, folder, "google/umt5-xxl"));
     DSVI_TRY(use_if_exists(out, DSVI_WAN_TOKENIZER, folder, "spiece.model"));
     return use_if_exists(out, DSVI_WAN_TOKENIZER, folder, "tokenizer.json");
 }
 
-/* Finds VAE, text encoder and tokenizer in the folders of ComfyUI. */
-static DsvStatus find_comfy(DsviWanFolder *out, const char *root)
+static DsvStatus find_beside(DsviWanFolder *out, const char *folder)
+{
+    DSVI_TRY(dsvi_wan_files_search(out, folder, &VAE));
+    return find_text_beside(out, folder);
+}
+
+/* Finds text encoder and tokenizer in the folders of ComfyUI. */
+static DsvStatus find_comfy_text(DsviWanFolder *out, const char *root)
 {
     static const char *const TEXT_FOLDERS[] = {"text_encoders", "clip"};
     char folder[DSVI_PATH_MAX];
-    DSVI_TRY(dsvi_path_join(folder, root, "vae"));
-    DSVI_TRY(dsvi_wan_files_search(out, folder, &VAE));
     for (size_t i = 0; i < sizeof TEXT_FOLDERS / sizeof *TEXT_FOLDERS; i++) {
         DSVI_TRY(dsvi_path_join(folder, root, TEXT_FOLDERS[i]));
         DSVI_TRY(dsvi_wan_files_search(out, folder, &TEXT_ENCODER));
         DSVI_TRY(use_if_exists(out, DSVI_WAN_TOKENIZER, folder, "spiece.model"));
     }
     return DSV_OK;
+}
+
+static DsvStatus find_comfy(DsviWanFolder *out, const char *root)
+{
+    char folder[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(folder, root, "vae"));
+    DSVI_TRY(dsvi_wan_files_search(out, folder, &VAE));
+    return find_comfy_text(out, root);
 }
 
 /* Stores in `parent` the folder that contains `path`, which has no slash at its end. */
@@ -152,6 +171,23 @@ static DsvStatus apply_options(DsviWanFolder *out, const DsvConfig *settings)
     return DSV_OK;
 }
 
+/* Finds the tokenizer in or beside the text encoder, unless it is already known. */
+static DsvStatus find_tokenizer_of_encoder(DsviWanFolder *out)
+{
+    const char *encoder = out->part[DSVI_WAN_TEXT_ENCODER];
+    char parent[DSVI_PATH_MAX];
+    if (!encoder[0] || out->part[DSVI_WAN_TOKENIZER][0])
+        return DSV_OK;
+    if (!dsvi_path_is_folder(encoder)) {
+        use(out, DSVI_WAN_TOKENIZER, encoder);
+        return DSV_OK;
+    }
+    DSVI_TRY(use_if_exists(out, DSVI_WAN_TOKENIZER, encoder, "tokenizer.json"));
+    DSVI_TRY(use_if_exists(out, DSVI_WAN_TOKENIZER, encoder, "spiece.model"));
+    DSVI_TRY(dsvi_path_join(parent, encoder, ".."));
+    return use_if_exists(out, DSVI_WAN_TOKENIZER, parent, "tokenizer");
+}
+
 static bool has_manifest(const char *path)
 {
     char manifest[DSVI_PATH_MAX], parent[DSVI_PATH_MAX];
@@ -175,15 +211,59 @@ DsvStatus dsvi_wan_folder_find(const char *path, const DsvConfig *settings, Dsvi
     if (settings)
         DSVI_TRY(apply_options(out, settings)); /* a part that is known is not searched for */
     DSVI_TRY(dsvi_path_is_folder(out->path) ? find_of_folder(out) : find_of_file(out));
-    if (!out->part[DSVI_WAN_TOKENIZER][0] && out->part[DSVI_WAN_TEXT_ENCODER][0] &&
-        !dsvi_path_is_folder(out->part[DSVI_WAN_TEXT_ENCODER]))
-        snprintf(out->part[DSVI_WAN_TOKENIZER], DSVI_PATH_MAX, "%s", out->part[DSVI_WAN_TEXT_ENCODER]);
+    DSVI_TRY(find_tokenizer_of_encoder(out));
     bool diffusers = out->layout && strcmp(out->layout, "diffusers") == 0;
     *found = diffusers || out->refused;
     for (int part = DSVI_WAN_VAE; part <= DSVI_WAN_TEXT_ENCODER; part++)
         *found = *found ||
                  (out->part[DSVI_WAN_TRANSFORMER][0] && (out->part[part][0] || out->pickle[part][0]));
     return DSV_OK;
+}
+
+/* Finds the text encoder of a path that is no whole model. */
+static DsvStatus find_encoder_alone(DsviWanFolder *out)
+{
+    const DsviWanPart part = DSVI_WAN_TEXT_ENCODER;
+    char folder[DSVI_PATH_MAX];
+    if (dsvi_wan_is_pickle(out->path)) {
+        snprintf(out->pickle[part], DSVI_PATH_MAX, "%s", out->path);
+        return DSV_OK;
+    }
+    if (!dsvi_path_is_folder(out->path)) {
+        out->layout = "ComfyUI";
+        use(out, part, out->path);
+        parent_of(out->path, folder);
+        return find_text_beside(out, folder);
+    }
+    out->layout = "diffusers";
+    DSVI_TRY(use_if_exists(out, part, out->path, "text_encoder"));
+    DSVI_TRY(use_if_exists(out, DSVI_WAN_TOKENIZER, out->path, "tokenizer"));
+    if (dsvi_umt5_is(out->path))
+        use(out, part, out->path);
+    if (out->part[part][0])
+        return DSV_OK;
+    out->layout = "Wan repository";
+    DSVI_TRY(find_comfy_text(out, out->path));
+    return find_text_beside(out, out->path);
+}
+
+DsvStatus dsvi_wan_folder_find_text(const char *path, const DsvConfig *settings, DsviWanFolder *out)
+{
+    bool found;
+    if (!dsvi_path_exists(path))
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such folder or file, expected a text encoder", path);
+    DSVI_TRY(dsvi_wan_folder_find(path, settings, out, &found));
+    if (!found) {
+        DSVI_TRY(find_encoder_alone(out));
+        DSVI_TRY(find_tokenizer_of_encoder(out));
+    }
+    if (!found && !out->part[DSVI_WAN_TEXT_ENCODER][0] && !out->pickle[DSVI_WAN_TEXT_ENCODER][0])
+        return DSVI_FAIL(DSV_E_NOT_FOUND,
+                         "%s: no text encoder, expected text_encoder/, the config.json of a UMT5 model, or a "
+                         "safetensors file with the tensors of one",
+                         path);
+    DSVI_TRY(dsvi_wan_folder_require(out, DSVI_WAN_TEXT_ENCODER));
+    return dsvi_wan_folder_require(out, DSVI_WAN_TOKENIZER);
 }
 
 DsvStatus dsvi_wan_folder_check(const DsviWanFolder *folder)

@@ -55,6 +55,15 @@ const char *dsvi_wan_part_name(DsviWanPart part);
  * model_index.json, also if only one of transformer_2 and boundary_ratio is set in it. */
 DsvStatus dsvi_wan_folder_find(const char *path, const DsvConfig *settings, DsviWanFolder *out, bool *found);
 
+/* Finds text encoder and tokenizer of `path`, which may also be without any other part: a folder with
+ * text_encoder/ and tokenizer/, a text encoder folder in which or beside which the tokenizer is, or a
+ * safetensors file, which may contain the tokenizer. Fails as dsvi_wan_folder_require if one of the two is
+ * missing. A variant whose transformer is not supported is no failure here. */
+DsvStatus dsvi_wan_folder_find_text(const char *path, const DsvConfig *settings, DsviWanFolder *out);
+
+/* Returns whether a file name ends like that of a Python pickle (.pth, .ckpt, ...). */
+bool dsvi_wan_is_pickle(const char *name);
+
 /* Fails with DSV_E_UNSUPPORTED if the variant is not supported. */
 DsvStatus dsvi_wan_folder_check(const DsviWanFolder *folder);
 /* Fails if a part was not found: DSV_E_UNSUPPORTED with a way to convert a pickle, otherwise DSV_E_NOT_FOUND
