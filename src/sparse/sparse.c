@@ -255,7 +255,8 @@ static bool is_measurable(const DsviSparse *s, int64_t block)
 }
 
 /* Returns whether this step takes measurements: in the first step of every sparse.profile_every steps in
- * which the layer is used, and while some measurable block has no measurement yet. */
+ * which the layer is used, at the end of the warm-up, so that blocks can be sparse right after it, and while
+ * some measurable block has no measurement yet. */
 static bool is_measuring_step(const DsviSparse *s)
 {
     if (!s->selector || !s->train)
@@ -263,8 +264,9 @@ static bool is_measuring_step(const DsviSparse *s)
     for (int64_t block = 0; block < s->shape.blocks; block++)
         if (is_measurable(s, block) && isnan(s->record.share90[block]))
             return true;
-    int64_t every = s->settings.sparse_profile_every;
-    return s->step / every != s->record.measured_step[0] / every;
+    int64_t every = s->settings.sparse_profile_every, warmup = s->settings.sparse_warmup_steps;
+    int64_t last = s->record.measured_step[0];
+    return s->step / every != last / every || (last < warmup && s->step >= warmup);
 }
 
 void dsvi_sparse_watch(DsviSparse *s, DsviSparseWatch *watch, void *watch_context)

@@ -14,8 +14,8 @@
  * With a tail (sparse.tail, ops/attention_tail.h) the keys outside the lists are stood in for by means of
  * queries and keys.
  *
- * The guard is the rule that decides. Every profile_every steps each block's lists are measured against exact
- * attention. A block becomes sparse when all of these hold:
+ * The guard is the rule that decides. Every profile_every steps, and in step warmup_steps, each block's lists
+ * are measured against exact attention. A block becomes sparse when all of these hold:
  *   - without a tail: the running mean of its captured mass is at least min_mass, and the captured mass of
  * its worst head is at least min_head_mass, or min_mass if that is less;
  *   - with a tail: the running mean of its output error is at most max_error, and the output error of its

@@ -209,7 +209,8 @@ static void write_state(const char *path, int64_t more_heads, bool enabled)
     dsvi_backend_close(&backend);
 }
 
-/* Without the state no block is measured after the warm-up, so all remain dense. */
+/* The state's blocks are sparse in the last step of the warm-up. Without a state this step measures, and
+ * blocks are sparse from the next step on. */
 static void a_stored_state(void **state)
 {
     static Outcome out;
@@ -218,10 +219,9 @@ static void a_stored_state(void **state)
     char path[DSVI_PATH_MAX]; /* scratch_path keeps a few paths only */
     (void)state;
     snprintf(path, sizeof path, "%s", scratch_path("state.safetensors"));
-    sample_dense_in_order();
     write_state(path, 0, true);
     assert_ok(sample_with(options, NULL, "fresh.safetensors", &out));
-    assert_true(difference("fresh.safetensors", "ordered.safetensors") == 0);
+    assert_non_null(strstr(out.log, "block 1: sparse in 3 of 6 steps"));
     assert_ok(sample_with(options, path, "stored.safetensors", &out));
     assert_true(difference("stored.safetensors", "dense.safetensors") > 1e-4);
     assert_non_null(strstr(out.log, "block 1: sparse in 4 of 6 steps"));
