@@ -142,18 +142,22 @@ static DsvStatus inspect_part(const DsviInspection *to, DsviBackend *backend, co
         DSVI_TRY(dsvi_inspect_transformer(to, path, &config));
         return inspect_census(to, path);
     case DSVI_WAN_VAE: return inspect_vae(to, backend, path);
-    case DSVI_WAN_TEXT_ENCODER: return inspect_text_encoder(to, backend, path);
+    case DSVI_WAN_TEXT_ENCODER:
+        if (folder->part[DSVI_WAN_TRANSFORMER][0] && dsvi_wan_folder_config(folder, &config) == DSV_OK)
+            DSVI_TRY(dsvi_wan_folder_check_text(folder, &config));
+        return inspect_text_encoder(to, backend, path);
     case DSVI_WAN_TOKENIZER: return inspect_tokenizer(to, path);
     default: return inspect_scheduler(to, path);
     }
 }
 
-/* Describes one part. Returns whether it is sound; a scheduler may be missing. */
+/* Describes one part. Returns whether it is sound; a scheduler may be missing, except from the layout of
+ * diffusers. */
 static bool part_is_sound(const DsviInspection *to, DsviBackend *backend, const DsviWanFolder *folder,
                           DsviWanPart part)
 {
     const char *name = dsvi_wan_part_name(part);
-    if (part == DSVI_WAN_SCHEDULER && !folder->part[part][0]) {
+    if (part == DSVI_WAN_SCHEDULER && !folder->part[part][0] && strcmp(folder->layout, "diffusers") != 0) {
         dsvi_inspect_print(to, "scheduler: none; sampler=unipc flow_shift=5 are used");
         return true;
     }

@@ -182,8 +182,9 @@ static DsvStatus sample_trained(const DsvSampleArgs *args, const DsviLoraSet *lo
         args->latents_path || args->sparse_path)
         return DSVI_FAIL(
             DSV_E_USAGE,
-            "%s: prompts, noise, latents and a sparse state need a published Wan model: name the folder with "
-            "all its parts, or name the others with model.vae, model.text_encoder and model.tokenizer",
+            "%s: prompts, noise, latents and a sparse state need a published Wan model, such as a folder "
+            "with model_index.json: name the folder with all its parts, or name the others with model.vae, "
+            "model.text_encoder and model.tokenizer",
             args->model_path);
     DSVI_TRY_GOTO(status, dsvi_clip_check_path(args->output_path, settings->num_frames), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(args->model_path, &s.model), done);

@@ -60,7 +60,7 @@ DsvStatus dsv_text(const char *model_path, const char *prompts_path, const char 
     DSVI_TRY_GOTO(status, dsvi_wan_folder_find_text(model_path, settings, &folder), done);
     DSVI_TRY_GOTO(status,
                   dsvi_wan_texts_tokenize(folder.part[DSVI_WAN_TOKENIZER], (const char *const *)prompts.lines,
-                                          prompts.count, prompts_path, events, &texts),
+                                          prompts.count, -1, prompts_path, events, &texts),
                   done);
     DSVI_TRY_GOTO(status, dsvi_backend_open(settings, &backend), done);
     DSVI_TRY_GOTO(

@@ -39,11 +39,16 @@ static DsvStatus models_find_vae(DsviEncodeModels *m)
 static DsvStatus models_find_text(DsviEncodeModels *m)
 {
     DsviUmt5Config sizes;
+    DsviDitConfig transformer;
     DsviTextStore *text = &m->identity.text;
     const char *path = m->folder.part[DSVI_WAN_TEXT_ENCODER];
     DSVI_TRY(dsvi_wan_folder_require(&m->folder, DSVI_WAN_TOKENIZER));
     DSVI_TRY(dsvi_wan_folder_require(&m->folder, DSVI_WAN_TEXT_ENCODER));
     DSVI_TRY(dsvi_umt5_config_of(path, &sizes));
+    if (m->folder.part[DSVI_WAN_TRANSFORMER][0]) {
+        DSVI_TRY(dsvi_wan_folder_config(&m->folder, &transformer));
+        DSVI_TRY(dsvi_wan_folder_check_text(&m->folder, &transformer));
+    }
     text->dim = sizes.d_model;
     text->dtype = dsvi_dit_act(m->config);
     DSVI_TRY(dsvi_weights_identity(path, &text->encoder));
@@ -57,8 +62,9 @@ DsvStatus dsvi_encode_models_open(const char *path, const DsvConfig *config, Dsv
     *out = (DsviEncodeModels){.backend = backend, .config = config};
     DSVI_TRY(dsvi_wan_folder_find(path, config, &out->folder, &found));
     if (!found)
-        return DSVI_FAIL(DSV_E_NOT_FOUND,
-                         "%s: no published model, expected a folder with VAE and text encoder", path);
+        return DSVI_FAIL(
+            DSV_E_NOT_FOUND,
+            "%s: no published model, expected a folder with model_index.json, VAE and text encoder", path);
     DSVI_TRY(dsvi_wan_folder_check(&out->folder));
     if (uses_vae(config))
         DSVI_TRY(models_find_vae(out));
@@ -92,7 +98,8 @@ static DsvStatus models_encode_text(void *context, int64_t count, const int64_t 
                                     float *hidden)
 {
     const DsviEncodeModels *m = context;
-    return dsvi_umt5_encode(m->text_encoder, count, lengths, ids, hidden);
+    DsvStatus status = dsvi_umt5_encode(m->text_encoder, count, lengths, ids, hidden);
+    return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "%s", m->folder.part[DSVI_WAN_TEXT_ENCODER]);
 }
 
 DsvStatus dsvi_encode_models_load_text(DsviEncodeModels *models, int64_t rows, DsviTextEncoder *out)

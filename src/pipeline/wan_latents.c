@@ -1,6 +1,7 @@
 /* Implements wan_latents.h. */
 #include "pipeline/wan_latents.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/safetensors.h"
@@ -25,6 +26,10 @@ DsvStatus dsvi_wan_latents_read(const char *path, const char *name, DsviVideoSha
         goto done;
     }
     dsvi_convert(DSVI_F32, *out, tensor->dtype, tensor->data, tensor->count);
+    for (int64_t i = 0; i < tensor->count && status == DSV_OK; i++)
+        if (!isfinite((*out)[i]))
+            status = DSVI_FAIL(DSV_E_FORMAT, "%s: element %lld of tensor %s is not finite", path,
+                               (long long)i, name);
 done:
     dsvi_safetensors_close(&file);
     return status;

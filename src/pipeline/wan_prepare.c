@@ -18,8 +18,8 @@ static DsvStatus tokenize_prompts(DsviWanJob *job)
         texts[i] = a->prompts[i];
     texts[job->clips] = a->negative ? a->negative : "";
     DsvStatus status = dsvi_wan_texts_tokenize(a->folder->part[DSVI_WAN_TOKENIZER], texts,
-                                               job->clips + (job->guided ? 1 : 0), NULL, a->events,
-                                               &job->texts);
+                                               job->clips + (job->guided ? 1 : 0), job->clips, NULL,
+                                               a->events, &job->texts);
     free(texts);
     return status;
 }
@@ -121,6 +121,7 @@ static DsvStatus check_text_encoder(DsviWanJob *job)
     DsviUmt5Options options;
     if (a->text_path)
         return DSV_OK;
+    DSVI_TRY(dsvi_wan_folder_check_text(a->folder, &job->config));
     DSVI_TRY(dsvi_umt5_config_of(a->folder->part[DSVI_WAN_TEXT_ENCODER], &sizes));
     options = dsvi_wan_texts_options(&job->texts, a->settings);
     return dsvi_umt5_fit(a->backend, &sizes, &options, &job->text_streamed, &job->text_bytes);

@@ -15,9 +15,11 @@
 enum { LINE_BYTES = DSVI_PATH_MAX + 128, ROOM_GROWTH = 64 * DSVI_TEXT_ROWS };
 
 /* Names text i in messages: its line in `file`, or its number if there is no file. */
-static void name_text(const char *file, int64_t i, char out[LINE_BYTES])
+static void name_text(const char *file, int64_t i, int64_t negative, char out[LINE_BYTES])
 {
-    if (file)
+    if (i == negative)
+        snprintf(out, LINE_BYTES, "negative prompt");
+    else if (file)
         snprintf(out, LINE_BYTES, "%s: line %lld", file, (long long)i + 1);
     else
         snprintf(out, LINE_BYTES, "prompt %lld", (long long)i + 1);
@@ -52,8 +54,8 @@ static DsvStatus make_room(DsviWanTexts *texts, int64_t used, int64_t *room)
     return DSV_OK;
 }
 
-static DsvStatus tokenize_all(const DsviTokenizer *tokenizer, const char *const *texts, const char *file,
-                              const DsvEvents *events, DsviWanTexts *out)
+static DsvStatus tokenize_all(const DsviTokenizer *tokenizer, const char *const *texts, int64_t negative,
+                              const char *file, const DsvEvents *events, DsviWanTexts *out)
 {
     char name[LINE_BYTES];
     int64_t room = 0;
@@ -62,7 +64,7 @@ static DsvStatus tokenize_all(const DsviTokenizer *tokenizer, const char *const 
         DSVI_TRY(make_room(out, out->first[i], &room));
         DsvStatus status = dsvi_tokenizer_encode(tokenizer, texts[i], DSVI_TEXT_ROWS,
                                                  out->ids + out->first[i], &count, &cut);
-        name_text(file, i, name);
+        name_text(file, i, negative, name);
         if (status != DSV_OK)
             return dsvi_fail_prefix(status, "%s", name);
         warn_about_cut(events, name, cut);
@@ -72,7 +74,8 @@ static DsvStatus tokenize_all(const DsviTokenizer *tokenizer, const char *const 
 }
 
 DsvStatus dsvi_wan_texts_tokenize(const char *tokenizer_path, const char *const *texts, int64_t count,
-                                  const char *file, const DsvEvents *events, DsviWanTexts *out)
+                                  int64_t negative, const char *file, const DsvEvents *events,
+                                  DsviWanTexts *out)
 {
     DsviTokenizer *tokenizer;
     *out = (DsviWanTexts){.count = count};
@@ -80,7 +83,7 @@ DsvStatus dsvi_wan_texts_tokenize(const char *tokenizer_path, const char *const 
     if (!out->first)
         return wan_texts_no_memory(count);
     DSVI_TRY(dsvi_tokenizer_open(tokenizer_path, &tokenizer));
-    DsvStatus status = tokenize_all(tokenizer, texts, file, events, out);
+    DsvStatus status = tokenize_all(tokenizer, texts, negative, file, events, out);
     dsvi_tokenizer_close(&tokenizer);
     return status;
 }

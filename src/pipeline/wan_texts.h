@@ -20,10 +20,12 @@ typedef struct DsviWanTexts {
 } DsviWanTexts;
 
 /* Cleans and tokenizes `count` texts, at least 1; out->states remains NULL. Texts of more than DSVI_TEXT_ROWS
- * ids are cut, with a warning. `file`: messages name texts by their line in this file; NULL: by number.
+ * ids are cut, with a warning. Messages name texts by their line in `file` or, if it is NULL, by number; text
+ * `negative`, if there is one of this number, is called the negative prompt.
  * Release *out with dsvi_wan_texts_free, also after a failure. */
 DsvStatus dsvi_wan_texts_tokenize(const char *tokenizer_path, const char *const *texts, int64_t count,
-                                  const char *file, const DsvEvents *events, DsviWanTexts *out);
+                                  int64_t negative, const char *file, const DsvEvents *events,
+                                  DsviWanTexts *out);
 /* Returns the options with which dsvi_wan_texts_encode opens the text encoder: memory_gib limits its memory.
  */
 DsviUmt5Options dsvi_wan_texts_options(const DsviWanTexts *texts, const DsvConfig *settings);

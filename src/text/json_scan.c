@@ -9,6 +9,9 @@
 
 static DsvStatus scan_fail(const DsviJsonScan *scan, const char *expected)
 {
+    if (scan->at == scan->end)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: the file ends at byte %td, expected %s", scan->path,
+                         scan->at - scan->text, expected);
     return DSVI_FAIL(DSV_E_FORMAT, "%s: byte %td is no JSON here, expected %s", scan->path,
                      scan->at - scan->text, expected);
 }

@@ -341,6 +341,33 @@ static void a_long_prompt(void **state)
     free(prompt);
 }
 
+/* The noise of SMALL has 16 channels of 4 x 2, here with one infinite element. */
+static void unusable_noise_is_named(void **state)
+{
+    DsvConfig settings;
+    DsvSampleArgs args;
+    const char *prompt = "a cat";
+    const float numbers[16 * 4 * 2] = {1, INFINITY};
+    const DsviStoredTensor noise = {.name = "noise",
+                                    .dtype = DSVI_F32,
+                                    .ndim = 4,
+                                    .shape = {16, 1, 4, 2},
+                                    .count = 16 * 4 * 2,
+                                    .bytes = sizeof numbers,
+                                    .data = numbers};
+    (void)state;
+    case_options(golden_path("pipe_a"), &SMALL, &settings);
+    dsv_sample_args_defaults(&args);
+    args.model_path = golden_path("pipe_a");
+    args.prompts = &prompt;
+    args.prompt_count = 1;
+    args.output_path = scratch_path("never.png");
+    args.noise_path = scratch_path("noise.safetensors");
+    assert_ok(dsvi_safetensors_write(args.noise_path, &noise, 1, NULL, 0));
+    assert_fails(DSV_E_FORMAT, "noise.safetensors: element 1 of tensor noise is not finite",
+                 dsv_sample_clips(&args, &settings, NULL));
+}
+
 static void wrong_arguments(void **state)
 {
     DsvConfig settings;
@@ -371,6 +398,15 @@ static void wrong_arguments(void **state)
                  dsv_sample_clips(&args, &settings, NULL));
     settings.width = 1;
     assert_fails(DSV_E_SHAPE, "the nearest is 16", dsv_sample_clips(&args, &settings, NULL));
+    settings.width = 256;
+    args.negative_prompt = "\xff";
+    assert_fails(DSV_E_FORMAT, "negative prompt: the text is not UTF-8",
+                 dsv_sample_clips(&args, &settings, NULL));
+    args.negative_prompt = NULL;
+    snprintf(settings.model_text_encoder, sizeof settings.model_text_encoder, "%s", golden_path("umt5"));
+    assert_fails(DSV_E_SHAPE, "umt5: a text encoder with hidden states of ",
+                 dsv_sample_clips(&args, &settings, NULL));
+    settings.model_text_encoder[0] = 0;
     settings.width = 16;
     settings.height = 16000;
     settings.width = 16000;
@@ -482,6 +518,7 @@ static int run_all(void)
         cmocka_unit_test(layouts_give_the_same),
         cmocka_unit_test(prompts_of_a_file),
         cmocka_unit_test(a_long_prompt),
+        cmocka_unit_test(unusable_noise_is_named),
         cmocka_unit_test(wrong_arguments),
         cmocka_unit_test(inspection_of_a_refused_model),
         cmocka_unit_test(small_clips_take_one_pass),

@@ -80,7 +80,7 @@ static void diffusers(void **state)
 
     assert_ok(dsvi_folder_remove(scratch_path("d/vae")));
     folder = find("d");
-    assert_fails(DSV_E_NOT_FOUND, "the VAE is missing; model.vae=PATH",
+    assert_fails(DSV_E_NOT_FOUND, "d/vae; model.vae=PATH names one",
                  dsvi_wan_folder_require(folder, DSVI_WAN_VAE));
     put_tensor("elsewhere.safetensors", "decoder.conv_in.weight");
     snprintf(settings.model_vae, sizeof settings.model_vae, "%s", scratch_path("elsewhere.safetensors"));
@@ -200,6 +200,7 @@ static void text_alone(void **state)
     (void)state;
     clean("t");
     put("t/d/text_encoder/config.json", ENCODER);
+    put_tensor("t/d/text_encoder/model.safetensors", "token_embedding.weight");
     put("t/d/tokenizer/tokenizer.json", "");
     put("t/in/config.json", ENCODER);
     put("t/in/spiece.model", "");
@@ -223,7 +224,7 @@ static void text_alone(void **state)
     assert_part(&folder, DSVI_WAN_TOKENIZER, "t/in");
     assert_ok(dsvi_folder_make(scratch_path("t/none")));
     clean("t/d/tokenizer");
-    assert_fails(DSV_E_NOT_FOUND, "t/d: the tokenizer is missing; model.tokenizer=PATH",
+    assert_fails(DSV_E_NOT_FOUND, "t/d: the tokenizer is missing, expected ",
                  dsvi_wan_folder_find_text(scratch_path("t/d"), &settings, &folder));
     assert_fails(DSV_E_NOT_FOUND, "no text encoder, expected text_encoder/",
                  dsvi_wan_folder_find_text(scratch_path("t/none"), &settings, &folder));

@@ -6,6 +6,7 @@
 
 #include "model/folder/wan_parts.h"
 #include "model/umt5/umt5.h"
+#include "model/vae/vae.h"
 #include "model/weights/weights.h"
 
 /* How the safetensors file of a part is told from other files: its preferred name, and words in the name of a
@@ -41,19 +42,21 @@ static DsvStatus use_if_exists(DsviWanFolder *out, DsviWanPart part, const char 
     return DSV_OK;
 }
 
+/* Where the parts are in the layout of diffusers. */
+static const char *const PLACES[DSVI_WAN_PARTS] = {
+    [DSVI_WAN_TRANSFORMER] = "transformer",
+    [DSVI_WAN_VAE] = "vae",
+    [DSVI_WAN_TEXT_ENCODER] = "text_encoder",
+    [DSVI_WAN_TOKENIZER] = "tokenizer",
+    [DSVI_WAN_SCHEDULER] = "scheduler/scheduler_config.json",
+    [DSVI_WAN_TRANSFORMER_2] = "transformer_2",
+};
+
 static DsvStatus find_diffusers(DsviWanFolder *out)
 {
-    static const char *const FOLDERS[DSVI_WAN_PARTS] = {
-        [DSVI_WAN_TRANSFORMER] = "transformer",
-        [DSVI_WAN_VAE] = "vae",
-        [DSVI_WAN_TEXT_ENCODER] = "text_encoder",
-        [DSVI_WAN_TOKENIZER] = "tokenizer",
-        [DSVI_WAN_SCHEDULER] = "scheduler/scheduler_config.json",
-        [DSVI_WAN_TRANSFORMER_2] = "transformer_2",
-    };
     out->layout = "diffusers";
     for (int part = 0; part < DSVI_WAN_PARTS; part++)
-        DSVI_TRY(use_if_exists(out, (DsviWanPart)part, out->path, FOLDERS[part]));
+        DSVI_TRY(use_if_exists(out, (DsviWanPart)part, out->path, PLACES[part]));
     DSVI_TRY(dsvi_wan_index_read(out));
     if (!out->two_experts)
         out->part[DSVI_WAN_TRANSFORMER_2][0] = 0;
@@ -131,6 +134,8 @@ static DsvStatus find_of_folder(DsviWanFolder *out)
     DSVI_TRY(dsvi_path_join(path, out->path, "high_noise_model"));
     if (dsvi_path_is_folder(path))
         dsvi_wan_refuse(out, path, "a model of two experts (Wan 2.2 A14B)");
+    if (dsvi_umt5_is(out->path) || dsvi_vae_is(out->path))
+        return DSV_OK; /* the config.json is not that of a transformer */
     DSVI_TRY(dsvi_path_join(path, out->path, "config.json"));
     if (out->refused || dsvi_path_exists(path)) {
         out->layout = "Wan repository";
@@ -308,7 +313,10 @@ DsvStatus dsvi_wan_folder_require(const DsviWanFolder *folder, DsviWanPart part)
             "as s; s.save_file({k: v.contiguous() for k, v in torch.load('%s', weights_only=True, "
             "map_location='cpu').items()}, '%.*s.safetensors')\"` writes",
             pickle, name, pickle, (int)(strrchr(pickle, '.') - pickle), pickle);
-    return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: the %s is missing%s", folder->path, name, WAYS[part]);
+    bool diffusers = strcmp(folder->layout, "diffusers") == 0;
+    return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: the %s is missing%s%s%s%s%s", folder->path, name,
+                     diffusers ? ", expected " : "", diffusers ? folder->path : "", diffusers ? "/" : "",
+                     diffusers ? PLACES[part] : "", WAYS[part]);
 }
 
 /* Reads the sizes of the transformer that is `part`. */
@@ -317,6 +325,7 @@ static DsvStatus read_config(const DsviWanFolder *folder, DsviWanPart part, Dsvi
     enum { PUBLISHED_CHANNELS = 16, WAN22_CHANNELS = 48 };
     char config[DSVI_PATH_MAX], parent[DSVI_PATH_MAX];
     const char *transformer = folder->part[part];
+    DSVI_TRY(require_config(folder, part));
     parent_of(transformer, parent);
     bool whole = dsvi_path_is_folder(transformer);
     DSVI_TRY(dsvi_path_join(config, whole ? transformer : parent, "config.json"));
@@ -342,4 +351,17 @@ DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out
     if (dsvi_dit_config_compare(&second, out, path) == DSV_OK)
         return DSV_OK;
     return dsvi_fail_prefix(DSV_E_SHAPE, "%s: both experts need the sizes of transformer", folder->path);
+}
+
+DsvStatus dsvi_wan_folder_check_text(const DsviWanFolder *folder, const DsviDitConfig *transformer)
+{
+    DsviUmt5Config text;
+    const char *path = folder->part[DSVI_WAN_TEXT_ENCODER];
+    DSVI_TRY(dsvi_umt5_config_of(path, &text));
+    if (text.d_model == transformer->text_dim)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_SHAPE,
+                     "%s: a text encoder with hidden states of %lld, expected %lld, which %s takes", path,
+                     (long long)text.d_model, (long long)transformer->text_dim,
+                     folder->part[DSVI_WAN_TRANSFORMER]);
 }

@@ -67,13 +67,16 @@ bool dsvi_wan_is_pickle(const char *name);
 /* Fails with DSV_E_UNSUPPORTED if the variant is not supported. */
 DsvStatus dsvi_wan_folder_check(const DsviWanFolder *folder);
 /* Fails if a part was not found: DSV_E_UNSUPPORTED with a way to convert a pickle, otherwise DSV_E_NOT_FOUND
- * with the option that names the part. Also fails with DSV_E_NOT_FOUND if a part that is a folder lacks its
- * config.json in the layout of diffusers. */
+ * with the place where it is expected and the option that names the part. Also fails with DSV_E_NOT_FOUND if
+ * a part that is a folder lacks its config.json in the layout of diffusers. */
 DsvStatus dsvi_wan_folder_require(const DsviWanFolder *folder, DsviWanPart part);
 /* Reads the sizes of the transformer, which must have been found, from its config.json or, for a file without
  * one, from its tensors. DSV_E_UNSUPPORTED if the variant is not supported; DSV_E_SHAPE if two experts have
  * different sizes. */
 DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out);
+/* Fails with DSV_E_SHAPE if the text encoder's hidden states do not have the width that the transformer
+ * takes. Both parts must have been found. */
+DsvStatus dsvi_wan_folder_check_text(const DsviWanFolder *folder, const DsviDitConfig *transformer);
 
 #ifdef __cplusplus
 }
