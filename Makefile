@@ -111,7 +111,7 @@ clean:
 help:
 	@echo 'make                   builds the program, $(BUILD)/dsv'
 	@echo 'make demo [CLIPS=DIR]  trains a small model on downloaded clips, or on your folder DIR'
-	@echo 'make demo MODEL=FOLDER [PROMPT=TEXT] [CLIPS=DIR]  trains a LoRA of a published Wan model, samples it'
+	@echo 'make demo MODEL=FOLDER [PROMPT=TEXT] [CLIPS=DIR]  samples a published Wan model, trains a LoRA'
 	@echo 'make test              runs every test'
 	@echo 'make test-gpu          runs the tests that need a GPU'
 	@echo 'make fuzz [SECONDS=120] fuzzes every reader of files and network data (clang, libFuzzer)'

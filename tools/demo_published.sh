@@ -1,8 +1,9 @@
 #!/bin/sh
-# demo_published.sh DSV MODEL CLIPS: trains a small LoRA of the published Wan model MODEL on the folder CLIPS
-# (on clips that ffmpeg draws if CLIPS is empty), and samples model and LoRA with the prompt of the
-# environment variable PROMPT, in a new folder runs/published, runs/published-2, ... A GPU computes if there
-# is one and DSV was built for it; without one the clips have 9 frames of 64 x 64.
+# demo_published.sh DSV MODEL CLIPS: samples the published Wan model MODEL with the prompt of the environment
+# variable PROMPT, trains a small LoRA of MODEL on the folder CLIPS (on clips that ffmpeg draws if CLIPS is
+# empty), and samples the model with the LoRA, too. The run gets a new folder runs/published,
+# runs/published-2, ... A GPU computes if there is one and DSV was built for it; without one the clips have 9
+# frames of 64 x 64.
 set -eu
 cd "$(dirname "$0")/.."
 dsv=$1
@@ -38,6 +39,9 @@ fi
 
 "$dsv" inspect "$model"
 # shellcheck disable=SC2086 # size is a list of options
+"$dsv" sample "$model" "$run-model.mp4" --prompt "$prompt" device="$device" $size
+# shellcheck disable=SC2086
 "$dsv" train configs/wan_lora.yaml model.path="$model" data.path="$clips" output_dir="$run" \
     max_train_steps=50 checkpointing_steps=50 device="$device" $size
 "$dsv" sample "$run" "$run/sample.mp4" --prompt "$prompt" device="$device"
+echo "the model's clip: $run-model.mp4; the clip with the LoRA of 50 steps: $run/sample.mp4"
