@@ -22,7 +22,7 @@ typedef struct Pass {
     DsviDitConfig config;
     DsviParamTable table;
     DsviDitShape shape;
-    int64_t latent_elements, text_elements; /* elements of the whole batch */
+    int64_t latent_elements, text_elements, output_elements; /* elements of the whole batch */
     DsviSparse *sparse;
     DsviDit *dit;
 
@@ -55,12 +55,11 @@ static DsvStatus read_shapes(Pass *p, const DsviSafetensors *in)
     p->shape.text_len = other->shape[1];
     p->text_elements = other->count;
     p->latent_elements = latents->count;
+    p->output_elements = latents->count / channels * p->config.out_channels;
+    const int64_t output_shape[5] = {p->shape.batch, p->config.out_channels, p->shape.frames, p->shape.height,
+                                     p->shape.width};
     if (p->grad)
-        DSVI_TRY(dsvi_safetensors_require_floating(in, TARGET, 5, latents->shape, &other));
-    if (p->grad && p->config.out_channels != channels)
-        return DSVI_FAIL(DSV_E_SHAPE,
-                         "%s: gradients need as many output channels (%lld) as input ones (%lld)",
-                         p->model.config, (long long)p->config.out_channels, (long long)channels);
+        DSVI_TRY(dsvi_safetensors_require_floating(in, TARGET, 5, output_shape, &other));
     p->shape.act = dsvi_dit_act(p->settings);
     p->shape.backward = p->grad;
     p->shape.keep = dsvi_dit_keep(p->settings);
@@ -94,13 +93,13 @@ static void forward_carve(void *context, DsviArena *arena)
 {
     Pass *p = context;
     size_t latent = (size_t)p->latent_elements * sizeof(float);
+    size_t output = (size_t)p->output_elements * sizeof(float);
     size_t text = (size_t)p->text_elements * sizeof(float), batch = (size_t)p->shape.batch * sizeof(float);
     p->weights = carve_weights(p, arena, p->table.elements, p->grad && !p->lora.file);
     p->adapter_weights = carve_weights(p, arena, p->adapters.table.elements, p->grad);
     p->latents = dsvi_arena_take(arena, DSVI_MEM_DATA, latent);
-    p->output = dsvi_arena_take(arena, DSVI_MEM_DATA,
-                                latent / (size_t)p->config.in_channels * (size_t)p->config.out_channels);
-    p->target = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? latent : 0);
+    p->output = dsvi_arena_take(arena, DSVI_MEM_DATA, output);
+    p->target = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? output : 0);
     p->dlatents = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? latent : 0);
     p->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
     p->loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
@@ -120,9 +119,8 @@ static int64_t larger_of(int64_t a, int64_t b)
 static DsvStatus forward_allocate(Pass *p)
 {
     DSVI_TRY(dsvi_device_alloc_layout(p->backend.device, forward_carve, p, &p->memory));
-    p->host_elements = larger_of(
-        larger_of(p->table.elements, p->adapters.table.elements),
-        larger_of(p->latent_elements * p->config.out_channels / p->config.in_channels, p->text_elements));
+    p->host_elements = larger_of(larger_of(p->table.elements, p->adapters.table.elements),
+                                 larger_of(p->output_elements, p->text_elements));
     p->host_elements = larger_of(p->host_elements, p->latent_elements);
     p->host = calloc((size_t)p->host_elements, sizeof(float));
     if (!p->host)
@@ -211,7 +209,7 @@ static DsvStatus run_backward(Pass *p)
 {
     DsviMseArgs args = {
         .batch = p->shape.batch,
-        .n = p->latent_elements / p->shape.batch,
+        .n = p->output_elements / p->shape.batch,
         .grad_scale = 1,
         .acc = DSVI_F32,
         .output = p->output,

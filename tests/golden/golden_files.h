@@ -27,7 +27,7 @@ typedef struct GoldenDit {
     double bf16_output, bf16_dlatents, bf16_worst_grad;
 } GoldenDit;
 
-/* The cases of dit_a, then those of dit_c. Returns how many. */
+/* The cases of dit_a, dit_c and dit_i2v, in this order. Returns how many. */
 int golden_dit_cases(GoldenDit cases[GOLDEN_CASES_MAX]);
 
 #endif

@@ -56,7 +56,7 @@ def random_weights(random, config):
 
 
 def make_model(config):
-    return WanTransformer3DModel(**COMMON, **config)
+    return WanTransformer3DModel(**(COMMON | config))
 
 
 def load_model(config, weights, dtype):
@@ -140,6 +140,9 @@ def write_case(folder, random, config, weights, batch, thw, text_len):
     name = f"b{batch}_{'x'.join(map(str, thw))}"
     drawn = random_inputs(random, batch, thw, text_len, config["text_dim"])
     latents, target = mix(drawn)
+    beside = config.get("in_channels", CHANNELS) - CHANNELS  # of a picture, after those of the latent
+    if beside:
+        latents = torch.cat([latents, random.normal(batch, beside, *thw)], dim=1)
     inputs = {"hidden_states": latents, "target": target, "timestep": drawn["timestep"],
               "encoder_hidden_states": drawn["encoder_hidden_states"]}
     exact = run(config, weights, inputs, torch.float64)
@@ -227,4 +230,17 @@ def write_c(folder):
     save(folder / "diffusion_pytorch_model.safetensors", stored)
     weights = {name: tensor.float() for name, tensor in stored.items()}
     cases = [write_case(folder, random, config, weights, 1, (2, 6, 10), 11)]
+    describe(folder, seed, ABOUT, cases=dict(cases))
+
+
+def write_i2v(folder):
+    """One block of one head that takes 20 channels of a picture beside the latent's 16, as Wan2.2-I2V-A14B."""
+    seed = 23
+    config = {"num_layers": 1, "num_attention_heads": 1, "attention_head_dim": 32, "ffn_dim": 40,
+              "freq_dim": 32, "text_dim": 24, "in_channels": CHANNELS + 20}
+    random = Random(seed)
+    weights = random_weights(random, config)
+    write_config(folder, config)
+    save(folder / "diffusion_pytorch_model.safetensors", weights)
+    cases = [write_case(folder, random, config, weights, 2, (2, 4, 6), 5)]
     describe(folder, seed, ABOUT, cases=dict(cases))

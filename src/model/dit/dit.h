@@ -71,7 +71,8 @@ bool dsvi_dit_stores_f8(const DsvConfig *settings);
 DsviDitKeep dsvi_dit_keep(const DsvConfig *settings);
 
 /* Checks that the model has the channels of the codec's latents. Otherwise fails with DSV_E_SHAPE and a
- * message that gives both numbers of channels; DSV_E_UNSUPPORTED if the model needs the Wan VAE. */
+ * message that gives both numbers of channels; DSV_E_UNSUPPORTED if the model needs the Wan VAE, or takes a
+ * picture beside the latent. */
 DsvStatus dsvi_dit_check_latent(const DsviDitConfig *config, const DsviCodec *codec, DsviVideoShape latent);
 
 /* Returns the number of tokens of a sample, over all ranks. */

@@ -257,17 +257,19 @@ static DsvStatus check_variant(const cJSON *object, const char *path)
     return DSV_OK;
 }
 
-/* Fails for models with more input than output channels. They take an encoded image and its mask in the
- * additional channels. Image-to-video models of Wan 2.2 can be recognised by no other key. */
+/* Fails for models with fewer input than output channels. Image-to-video models have more input than output
+ * channels: they take an encoded picture and its mask in the additional channels. Those of Wan 2.2 can be
+ * recognised by no other key. */
 static DsvStatus check_image_channels(const DsviDitConfig *config, bool original, const char *path)
 {
-    if (config->in_channels == config->out_channels)
+    if (config->in_channels >= config->out_channels)
         return DSV_OK;
-    return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                     "%s: %s is %lld and %s is %lld: image-conditioned models are not "
-                     "supported, only text-to-video models, which have as many input as output channels",
-                     path, original ? "in_dim" : "in_channels", (long long)config->in_channels,
-                     original ? "out_dim" : "out_channels", (long long)config->out_channels);
+    return DSVI_FAIL(
+        DSV_E_UNSUPPORTED,
+        "%s: %s is %lld and %s is %lld: expected as many input as output channels, or more as in "
+        "an image-to-video model",
+        path, original ? "in_dim" : "in_channels", (long long)config->in_channels,
+        original ? "out_dim" : "out_channels", (long long)config->out_channels);
 }
 
 static DsvStatus read_fields(const cJSON *object, const char *path, DsviDitConfig *out)
