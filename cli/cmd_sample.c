@@ -8,13 +8,16 @@
 #include "cmd.h"
 #include "terminal.h"
 
-enum { PROMPT, NEGATIVE, PROMPTS, TEXT, NOISE, LATENTS, SPARSE, LORA, LORA_SCALE, LORAS_MAX = 16 };
+enum { LORAS_MAX = 16 };
+enum { PROMPT, NEGATIVE, PROMPTS, TEXT, IMAGE, LAST_IMAGE, NOISE, LATENTS, SPARSE, LORA, LORA_SCALE };
 
 static const CliFlag flags[] = {
     [PROMPT] = {"--prompt", "TEXT", "what the clip shows"},
     [NEGATIVE] = {"--negative-prompt", "TEXT", "what guidance leads away from; default: nothing"},
     [PROMPTS] = {"--prompts", "FILE", "a prompt on each line: clips OUT-0000.mp4, ..."},
     [TEXT] = {"--text", "FILE", "safetensors: encoder_hidden_states (rows, text_dim)"},
+    [IMAGE] = {"--image", "FILE", "PNG or JPEG: first frame, for image-to-video models"},
+    [LAST_IMAGE] = {"--last-image", "FILE", "PNG or JPEG: last frame, for image-to-video models"},
     [NOISE] = {"--noise", "FILE", "safetensors: noise (C, F, H, W) to begin with"},
     [LATENTS] = {"--save-latents", "FILE", "write latents before decoding to this safetensors file"},
     [SPARSE] = {"--sparse", "PATH", "begin with the sparse state of this run, checkpoint or file"},
@@ -33,9 +36,13 @@ static const char text[] =
     "The options of the run to which MODEL belongs apply. A published model is sampled\n"
     "with height=480 width=832 num_frames=81 num_inference_steps=50 guidance_scale=5\n"
     "and the sampler and flow_shift of its scheduler_config.json. key=value arguments\n"
-    "override both. --prompt, --negative-prompt, --prompts, --noise, --save-latents and\n"
-    "--sparse are for published models. Without --text a run's clip is not conditioned\n"
-    "on text.\n"
+    "override both. --prompt, --negative-prompt, --prompts, --image, --last-image,\n"
+    "--noise, --save-latents and --sparse are for published models. Without --text a\n"
+    "run's clip is not conditioned on text.\n"
+    "\n"
+    "An image-to-video model (Wan2.2-I2V-A14B) needs --image. The picture is scaled to\n"
+    "cover height x width and its middle is cropped; a picture of just this size is used\n"
+    "as it is. The log names a size with the picture's aspect.\n"
     "\n"
     "Attention of a published model is dense, as in diffusers. With sparse.enabled=true\n"
     "it is dense for sparse.warmup_steps=5 steps; then blocks are sparse while their\n"
@@ -44,6 +51,7 @@ static const char text[] =
     "\n"
     "  dsv sample Wan2.1-T2V-1.3B-Diffusers cat.mp4 --prompt \"a cat on grass\" seed=1\n"
     "  dsv sample Wan2.1-T2V-1.3B-Diffusers cat.mp4 --prompt \"a cat\" --lora a.safetensors\n"
+    "  dsv sample Wan2.2-I2V-A14B-Diffusers cat.mp4 --prompt \"the cat runs\" --image cat.png\n"
     "  dsv sample runs/mine clip.mp4 seed=3 num_inference_steps=30\n"
     "  dsv sample runs/mine/checkpoint-500/transformer_ema clip.mp4\n";
 
@@ -123,6 +131,8 @@ static int run_sample(const CliArgs *args)
     clips.prompts_path = args->flag[PROMPTS];
     clips.negative_prompt = args->flag[NEGATIVE];
     clips.text_path = args->flag[TEXT];
+    clips.image_path = args->flag[IMAGE];
+    clips.last_image_path = args->flag[LAST_IMAGE];
     clips.noise_path = args->flag[NOISE];
     clips.latents_path = args->flag[LATENTS];
     clips.sparse_path = args->flag[SPARSE];

@@ -33,6 +33,10 @@ typedef struct DsvSampleArgs {
      * prompts. A published model with a guidance_scale above 1 also needs `negative_encoder_hidden_states`.
      * NULL: a trained model is sampled unconditionally. */
     const char *text_path;
+    /** Image-to-video models: a picture (PNG or JPEG) of the clip's first frame. It is scaled to cover the
+     * clip's height and width, and its middle is used. NULL for all other models. */
+    const char *image_path;
+    const char *last_image_path; /**< image-to-video models: a picture of the last frame; or NULL */
     /** Published models: a safetensors file with the tensor `noise` (1, C, F, H, W) or (C, F, H, W), with
      * which sampling begins; NULL: noise is drawn from the option seed. */
     const char *noise_path;

@@ -204,6 +204,7 @@ static void list_refused(const DsviInspection *to, const DsviWanFolder *folder)
 DsvStatus dsvi_inspect_wan(const DsviInspection *to, const DsviWanFolder *folder)
 {
     DsviBackend backend = {0};
+    DsviDitConfig config;
     int unsound = 0, parts = 0;
     dsvi_inspect_print(to, "%s: a published Wan model, laid out as %s", folder->path,
                        folder->layout ? folder->layout : "Wan repository");
@@ -215,6 +216,8 @@ DsvStatus dsvi_inspect_wan(const DsviInspection *to, const DsviWanFolder *folder
         dsvi_inspect_print(to,
                            "two experts (Wan 2.2 A14B): transformer from timestep %g on, transformer_2 below",
                            1000 * folder->boundary_ratio);
+    if (dsvi_wan_folder_config(folder, &config) == DSV_OK && config.in_channels > config.out_channels)
+        dsvi_inspect_print(to, "an image-to-video model: dsv sample needs --image, and takes --last-image");
     for (int part = 0; part < DSVI_WAN_PARTS; part++) {
         if (part == DSVI_WAN_TRANSFORMER_2 && !folder->two_experts)
             continue;

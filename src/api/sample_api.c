@@ -179,12 +179,12 @@ static DsvStatus sample_trained(const DsvSampleArgs *args, const DsviLoraSet *lo
     DsvStatus status;
     Sampling s = {.settings = settings, .loras = loras};
     if (args->prompt_count > 0 || args->prompts_path || args->negative_prompt || args->noise_path ||
-        args->latents_path || args->sparse_path)
+        args->latents_path || args->sparse_path || args->image_path || args->last_image_path)
         return DSVI_FAIL(
             DSV_E_USAGE,
-            "%s: prompts, noise, latents and a sparse state need a published Wan model, such as a folder "
-            "with model_index.json: name the folder with all its parts, or name the others with model.vae, "
-            "model.text_encoder and model.tokenizer",
+            "%s: prompts, pictures, noise, latents and a sparse state need a published Wan model, such as a "
+            "folder with model_index.json: name the folder with all its parts, or name the others with "
+            "model.vae, model.text_encoder and model.tokenizer",
             args->model_path);
     DSVI_TRY_GOTO(status, dsvi_clip_check_path(args->output_path, settings->num_frames), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(args->model_path, &s.model), done);
@@ -246,6 +246,8 @@ static DsvStatus sample_prompts(const DsvSampleArgs *args, const char *const *pr
         .prompt_count = count,
         .negative = args->negative_prompt,
         .text_path = args->text_path,
+        .image_path = args->image_path,
+        .last_image_path = args->last_image_path,
         .noise_path = args->noise_path,
         .sparse_path = model->sparse[0] ? model->sparse : NULL,
         .latents_path = args->latents_path,

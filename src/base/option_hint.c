@@ -27,7 +27,8 @@ typedef struct Hint {
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
 #define NO_SWAP "blocks are not swapped to the host in this version: gradient_checkpointing, " \
                 "offload=states and sparse.offload_lists save memory"
-#define NO_IMAGE "image-to-video is not in this version"
+#define NO_IMAGE "dsv sample takes a picture as --image FILE; training of image-to-video is not in this " \
+                 "version"
 #define BY_LAUNCHER "the number of processes is given to mpirun, srun or torchrun (docs/distributed.md)"
 #define ALWAYS_LOGGED "every run writes metrics.jsonl and TensorBoard events into output_dir"
 /* clang-format on */

@@ -47,8 +47,9 @@ static DsvStatus clip_stream_check_file(const char *path)
         return DSVI_FAIL(errno == ENOENT || errno == ENOTDIR ? DSV_E_NOT_FOUND : DSV_E_IO, "%s: %s", path,
                          strerror(errno));
     if (!S_ISREG(found.st_mode))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: %s, expected a video file", path,
-                         S_ISDIR(found.st_mode) ? "a folder" : "not a regular file");
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %s, expected a %s", path,
+                         S_ISDIR(found.st_mode) ? "a folder" : "not a regular file",
+                         dsvi_clip_is_picture(path) ? "picture" : "video file");
     if (found.st_size == 0)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: the file is empty", path);
     return DSV_OK;
@@ -70,7 +71,11 @@ static DsvStatus open_container(DsviClipStream *s)
     int code = avformat_open_input(&s->format, url, NULL, &options);
     av_dict_free(&options);
     if (code < 0)
-        return dsvi_ffmpeg_fail(DSV_E_FORMAT, s->path, "not a video file, or broken at its head", code);
+        return dsvi_ffmpeg_fail(DSV_E_FORMAT, s->path,
+                                dsvi_clip_is_picture(s->path)
+                                    ? "not a PNG or JPEG file, or broken at its head"
+                                    : "not a video file, or broken at its head",
+                                code);
     s->format->flags |= AVFMT_FLAG_DISCARD_CORRUPT;
     code = avformat_find_stream_info(s->format, NULL);
     if (code < 0)
@@ -125,14 +130,10 @@ static DsvStatus open_decoder(DsviClipStream *s)
     return DSV_OK;
 }
 
-/* Reads the orientation of the picture. A matrix that is neither a quarter rotation nor a mirror image is
+/* Sets s->turn as a display matrix says. A matrix that is neither a quarter rotation nor a mirror image is
  * ignored: cameras do not write such matrices, and the frames can be shown without it. */
-static void read_orientation(DsviClipStream *s)
+static void use_matrix(DsviClipStream *s, const uint8_t *data, size_t bytes)
 {
-    static const int UPRIGHT[4] = {1, 0, 0, 1};
-    memcpy(s->turn, UPRIGHT, sizeof s->turn);
-    size_t bytes = 0;
-    const uint8_t *data = av_stream_get_side_data(s->video, AV_PKT_DATA_DISPLAYMATRIX, &bytes);
     if (!data || bytes < 9 * sizeof(int32_t))
         return;
     int32_t matrix[9];
@@ -143,6 +144,31 @@ static void read_orientation(DsviClipStream *s)
         turn[i] = (linear[i] > 0) - (linear[i] < 0);
     if (turn[0] * turn[3] - turn[1] * turn[2] != 0 && turn[0] * turn[1] == 0 && turn[2] * turn[3] == 0)
         memcpy(s->turn, turn, sizeof s->turn);
+}
+
+/* Reads the orientation of the picture from the container. */
+static void read_orientation(DsviClipStream *s)
+{
+    static const int UPRIGHT[4] = {1, 0, 0, 1};
+    size_t bytes = 0;
+    memcpy(s->turn, UPRIGHT, sizeof s->turn);
+    const uint8_t *data = av_stream_get_side_data(s->video, AV_PKT_DATA_DISPLAYMATRIX, &bytes);
+    use_matrix(s, data, bytes);
+}
+
+/* Reads the orientation from the first frame if the container says nothing: photographs in JPEG files have it
+ * in their EXIF data. */
+static void read_frame_orientation(DsviClipStream *s)
+{
+    const AVFrameSideData *side = av_frame_get_side_data(s->frame, AV_FRAME_DATA_DISPLAYMATRIX);
+    int64_t width = s->width;
+    if (!side || av_stream_get_side_data(s->video, AV_PKT_DATA_DISPLAYMATRIX, NULL))
+        return;
+    use_matrix(s, side->data, side->size);
+    if (s->turn[0] != 0)
+        return;
+    s->width = s->height;
+    s->height = width;
 }
 
 static DsvStatus read_geometry(DsviClipStream *s)
@@ -324,6 +350,7 @@ static DsvStatus decode_first(DsviClipStream *s)
     if (s->frame->best_effort_timestamp != AV_NOPTS_VALUE)
         s->origin = s->frame->best_effort_timestamp;
     s->timed = s->frame->pts != AV_NOPTS_VALUE;
+    read_frame_orientation(s);
     s->until_us -= s->time_us;
     s->time_us = 0;
     s->first_waits = true;

@@ -21,6 +21,7 @@ static DsvStatus models_shape(DsviEncodeModels *m)
     const DsviVideoShape video = {3, config->num_frames, config->height, config->width};
     DsviVideoShape latent;
     DsviDitConfig transformer = {.in_channels = PUBLISHED_CHANNELS,
+                                 .out_channels = PUBLISHED_CHANNELS,
                                  .patch = {1, PUBLISHED_PATCH, PUBLISHED_PATCH}};
     if (m->folder.part[DSVI_WAN_TRANSFORMER][0])
         DSVI_TRY(dsvi_wan_folder_config(&m->folder, &transformer));

@@ -36,6 +36,8 @@ static bool add_settings(cJSON *object, const DsviWanComment *comment, const Dsv
               add_text(object, "negative_prompt", comment->negative);
     ok = ok && (comment->noise ? add_text(object, "noise", comment->noise)
                                : cJSON_AddNumberToObject(object, "seed", (double)settings->seed) != NULL);
+    ok = ok && (!comment->image || add_text(object, "image", comment->image)) &&
+         (!comment->last_image || add_text(object, "last_image", comment->last_image));
     return ok && cJSON_AddNumberToObject(object, "height", (double)settings->height) &&
            cJSON_AddNumberToObject(object, "width", (double)settings->width) &&
            cJSON_AddNumberToObject(object, "num_frames", (double)settings->num_frames) &&

@@ -11,9 +11,10 @@ extern "C" {
 #endif
 
 typedef struct DsviWanComment {
-    const char *model;        /* path as the user gave it */
-    const char *prompt;       /* NULL: the text came from a file */
-    const char *negative;     /* NULL: none was used */
+    const char *model;              /* path as the user gave it */
+    const char *prompt;             /* NULL: the text came from a file */
+    const char *negative;           /* NULL: none was used */
+    const char *image, *last_image; /* paths of the pictures with which the clip begins and ends; or NULL */
     const char *noise;        /* path of a file with noise, which was used instead of the seed; or NULL */
     const char *sparse_state; /* file of the sparse state with which the clip began; or NULL */
     const DsviSparseUseMean *sparse; /* how the blocks attended; NULL: densely */

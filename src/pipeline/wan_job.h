@@ -14,8 +14,9 @@ enum { DSVI_WAN_GROUP_CLIPS = 16 };
 
 /* Seconds of each part of the work, all clips together. */
 typedef struct DsviWanTimes {
-    double texts, loading, steps; /* loading: of the transformer */
-    double decoding, writing;     /* decoding: with the loading of the VAE */
+    double texts, image;      /* image: pictures are encoded, with the loading of the VAE */
+    double loading, steps;    /* loading: of the transformer */
+    double decoding, writing; /* decoding: with the loading of the VAE */
 } DsviWanTimes;
 
 typedef struct DsviWanJob {
@@ -24,12 +25,15 @@ typedef struct DsviWanJob {
     DsviParamTable table;
     DsviWanShape shape;
     DsviVideoShape video, latent;
-    DsviWanTexts texts;                   /* prompts, then the negative prompt */
-    int64_t clips, elements;              /* clips in all; elements of a latent */
-    bool guided, together;                /* together: guided steps evaluate both texts in one pass */
-    bool text_streamed;                   /* the layers of the text encoder take turns on the device */
-    uint64_t text_bytes, vae_bytes;       /* device memory of text encoder and VAE; 0: no text encoder */
-    float *noise;                         /* or NULL */
+    DsviWanTexts texts;                  /* prompts, then the negative prompt */
+    int64_t clips, elements;             /* clips in all; elements of a latent */
+    bool guided, together;               /* together: guided steps evaluate both texts in one pass */
+    bool text_streamed;                  /* the layers of the text encoder take turns on the device */
+    uint64_t text_bytes, vae_bytes;      /* device memory of text encoder and VAE; 0: no text encoder */
+    uint64_t image_bytes;                /* device memory of the VAE that encodes pictures; 0: none */
+    float *noise;                        /* or NULL */
+    float *first_picture, *last_picture; /* (3, H, W) of the clip's first and last frame; or NULL */
+    float *image; /* (in_channels - out_channels, F, H, W) of the latent: the pictures, encoded; or NULL */
     float *rows, *negative_rows;          /* (text_len, text_dim) of the present clip, and of all clips */
     float *latents[DSVI_WAN_GROUP_CLIPS]; /* (elements) of each clip of the group */
     DsviSparseUseMean

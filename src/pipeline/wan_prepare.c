@@ -3,6 +3,7 @@
 
 #include "base/host.h"
 #include "model/vae/vae.h"
+#include "pipeline/wan_image.h"
 #include "pipeline/wan_job.h"
 #include "pipeline/wan_latents.h"
 #include "sample/clip_writer.h"
@@ -151,5 +152,6 @@ DsvStatus dsvi_wan_prepare(DsviWanJob *job)
     if (a->folder->two_experts)
         DSVI_TRY(check_transformer(job, DSVI_WAN_TRANSFORMER_2));
     DSVI_TRY(check_text_encoder(job));
-    return check_vae(job);
+    DSVI_TRY(check_vae(job));
+    return dsvi_wan_image_prepare(job);
 }

@@ -11,6 +11,7 @@
 #include "model/vae/vae.h"
 #include "ops/gemm_peak.h"
 #include "pipeline/wan_comment.h"
+#include "pipeline/wan_image.h"
 #include "pipeline/wan_latents.h"
 #include "pipeline/wan_transformer.h"
 #include "sample/clip_writer.h"
@@ -65,6 +66,9 @@ static DsvStatus estimate(DsviWanJob *job)
                      (double)job->vae_bytes / GIB);
     else
         dsvi_wan_log(job, "after it the VAE takes %.2f GiB", (double)job->vae_bytes / GIB);
+    if (job->image_bytes > 0)
+        dsvi_wan_log(job, "before it the VAE takes %.2f GiB to encode the picture",
+                     (double)job->image_bytes / GIB);
     dsvi_wan_log(
         job,
         "about %.*f s for %lld clip%s of num_inference_steps=%lld%s with dense attention at the speed of "
@@ -109,6 +113,7 @@ static DsvStatus sample_group(DsviWanJob *job, int64_t first, int64_t count)
         DsviGeneratorClip clip = {
             .seed = (uint64_t)a->settings->seed,
             .noise = job->noise,
+            .image = job->image,
             .text = job->rows,
             .negative = job->negative_rows,
             .before = first + i,
@@ -137,6 +142,8 @@ static DsvStatus write_clip(const DsviWanJob *job, int64_t clip, const float *pi
         .model = a->folder->path,
         .prompt = a->text_path ? NULL : a->prompts[clip],
         .negative = job->guided && !a->text_path ? (a->negative ? a->negative : "") : NULL,
+        .image = a->image_path,
+        .last_image = a->last_image_path,
         .noise = a->noise_path,
         .sparse_state = a->sparse_path,
         .sparse = a->settings->sparse_enabled ? sparse : NULL,
@@ -206,6 +213,8 @@ static void report_times(const DsviWanJob *job)
 {
     const DsviWanTimes *t = &job->times;
     int64_t steps = job->clips * job->args->settings->num_inference_steps;
+    if (job->image)
+        dsvi_wan_log(job, "%.2f s to encode the picture", t->image);
     dsvi_wan_log(
         job,
         "%.2f s for the texts, %.2f s to load the transformer, %.2f s for %lld steps (%.1f ms each), "
@@ -224,6 +233,8 @@ DsvStatus dsvi_wan_sample(const DsviWanSampleArgs *args)
     since = dsvi_clock_seconds();
     DSVI_TRY_GOTO(status, encode_texts(&job), done);
     dsvi_wan_add_seconds(&job.times.texts, &since);
+    DSVI_TRY_GOTO(status, dsvi_wan_image_encode(&job), done);
+    dsvi_wan_add_seconds(&job.times.image, &since);
     DSVI_TRY_GOTO(status, run_groups(&job), done);
     report_times(&job);
 done:
@@ -232,6 +243,7 @@ done:
     dsvi_wan_texts_free(&job.texts);
     for (int i = 0; i < DSVI_WAN_GROUP_CLIPS; i++)
         free(job.latents[i]);
+    dsvi_wan_image_free(&job);
     free(job.noise);
     free(job.rows);
     free(job.negative_rows);

@@ -21,6 +21,8 @@ typedef struct DsviWanSampleArgs {
     const DsviLoraSet *loras;   /* LoRAs that are added to the transformer; or NULL */
     const char *negative;       /* negative prompt of all clips; NULL: "" */
     const char *text_path;      /* file with hidden states of text (wan_texts.h), or NULL */
+    const char *image_path;     /* picture of the first frame, which an image-to-video model needs; or NULL */
+    const char *last_image_path; /* picture of the last frame; or NULL */
     const char *noise_path;   /* file with tensor `noise`, with which every clip begins; NULL: drawn from the
                                * seed, the same for every clip */
     const char *sparse_path;  /* with sparse.enabled: file of the sparse state with which each clip begins

@@ -47,7 +47,7 @@ DsvStatus dsvi_wan_shape(const DsviWanFolder *folder, const DsviDitConfig *confi
     DsviVaeConfig vae;
     *out = (DsviWanShape){
         .codec = {.name = "of the VAE", .latent_shape = wan_latent_shape},
-        .channels = config->in_channels,
+        .channels = config->out_channels,
         .temporal = PUBLISHED_TEMPORAL,
         .spatial = PUBLISHED_SPATIAL,
     };
@@ -56,9 +56,9 @@ DsvStatus dsvi_wan_shape(const DsviWanFolder *folder, const DsviDitConfig *confi
     if (!dsvi_path_exists(path))
         return DSV_OK;
     DSVI_TRY(dsvi_vae_config_read(path, &vae));
-    if (vae.z_dim != config->in_channels)
-        return DSVI_FAIL(DSV_E_SHAPE, "%s: z_dim is %lld, expected %lld, the transformer's in_channels", path,
-                         (long long)vae.z_dim, (long long)config->in_channels);
+    if (vae.z_dim != config->out_channels)
+        return DSVI_FAIL(DSV_E_SHAPE, "%s: z_dim is %lld, expected %lld, the transformer's out_channels",
+                         path, (long long)vae.z_dim, (long long)config->out_channels);
     dsvi_vae_factors(&vae, &out->temporal, &out->spatial);
     return DSV_OK;
 }

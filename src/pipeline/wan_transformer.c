@@ -71,21 +71,22 @@ static DsvStatus plan_transformer(DsviWanJob *job, bool together, DsviArena *are
     DSVI_TRY(dsvi_dit_frozen_create(&job->table, dsvi_dit_act(a->settings), &job->weights));
     if (dsvi_dit_stores_f8(a->settings))
         DSVI_TRY(dsvi_dit_frozen_use_f8(job->weights, a->backend));
-    DSVI_TRY(
-        dsvi_generator_create(&(DsviGeneratorArgs){.backend = a->backend,
-                                                   .settings = a->settings,
-                                                   .codec = &job->shape.codec,
-                                                   .config = &job->config,
-                                                   .table = &job->table,
-                                                   .sparse_learns = true,
-                                                   .sparse_path = a->sparse_path,
-                                                   .log = log_decision,
-                                                   .log_context = job,
-                                                   .use_expert = a->folder->two_experts ? use_expert : NULL,
-                                                   .expert_context = job,
-                                                   .boundary = a->folder->boundary_ratio * TIMESTEPS,
-                                                   .guided_batch = together},
-                              &job->generator));
+    DSVI_TRY(dsvi_generator_create(
+        &(DsviGeneratorArgs){.backend = a->backend,
+                             .settings = a->settings,
+                             .codec = &job->shape.codec,
+                             .config = &job->config,
+                             .table = &job->table,
+                             .sparse_learns = true,
+                             .sparse_path = a->sparse_path,
+                             .log = log_decision,
+                             .log_context = job,
+                             .use_expert = a->folder->two_experts ? use_expert : NULL,
+                             .expert_context = job,
+                             .boundary = a->folder->boundary_ratio * TIMESTEPS,
+                             .image = job->config.in_channels > job->config.out_channels,
+                             .guided_batch = together},
+        &job->generator));
     dsvi_arena_plan(arena);
     carve_transformer(job, arena);
     return DSV_OK;

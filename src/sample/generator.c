@@ -35,6 +35,16 @@ static DsvStatus generator_allocate(DsviGenerator *g)
     return DSV_OK;
 }
 
+/* Checks that the model takes the latent, and beside it a picture if `image`, and finds how many channels the
+ * picture has. */
+static DsvStatus find_channels(DsviSampleJob *job, const DsviDitConfig *config, bool image)
+{
+    DsviDitConfig latent = *config;
+    job->image_channels = image ? config->in_channels - config->out_channels : 0;
+    latent.in_channels -= job->image_channels;
+    return dsvi_dit_check_latent(&latent, job->codec, job->latent);
+}
+
 /* Rows that the feed-forward layer processes at once. With these its activations take no more memory than
  * attention, with which they share memory; matrix products of so many rows keep a GPU busy. */
 enum { FFN_ROWS = 16384 };
@@ -82,7 +92,7 @@ DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **o
     job->batch = args->guided_batch ? 2 : 1;
     job->video = (DsviVideoShape){3, settings->num_frames, settings->height, settings->width};
     DSVI_TRY_GOTO(status, codec->latent_shape(codec, job->video, &job->latent), fail);
-    DSVI_TRY_GOTO(status, dsvi_dit_check_latent(config, codec, job->latent), fail);
+    DSVI_TRY_GOTO(status, find_channels(job, config, args->image), fail);
     g->elements = job->latent.channels * job->latent.frames * job->latent.height * job->latent.width;
     job->text_elements = config->text_len * config->text_dim;
     job->sampler = g->settings.sampler;
@@ -145,7 +155,9 @@ void dsvi_generator_carve_run(DsviGenerator *g, DsviArena *arena)
 {
     DsviSampleJob *job = &g->job;
     size_t batch = (size_t)job->batch, latent = batch * (size_t)g->elements * sizeof(float);
-    job->latents = dsvi_arena_take(arena, DSVI_MEM_DATA, latent);
+    size_t channels = (size_t)job->latent.channels;
+    job->latents = dsvi_arena_take(arena, DSVI_MEM_DATA,
+                                   latent / channels * (channels + (size_t)job->image_channels));
     job->output = dsvi_arena_take(arena, DSVI_MEM_DATA, latent);
     job->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     job->text_rows = dsvi_arena_take(arena, DSVI_MEM_DATA,
@@ -181,6 +193,7 @@ static DsvStatus begin_clip(DsviGenerator *g, const DsviGeneratorClip *clip)
     DsviSampleJob *job = &g->job;
     job->seed = clip->seed;
     job->noise = clip->noise;
+    job->image = clip->image;
     job->text = clip->text;
     job->null_text = clip->negative ? clip->negative : g->zeros;
     job->steps_before = clip->before * job->steps;

@@ -40,6 +40,8 @@ typedef struct DsviGeneratorArgs {
     DsvStatus (*use_expert)(void *context, int expert);
     void *expert_context;
     double boundary;   /* timestep, 0 to 1000 */
+    bool image;        /* the model takes channels of a picture beside those of the latent, as
+                        * DsviGeneratorClip.image holds them */
     bool guided_batch; /* guided steps evaluate the model in one pass over a batch of two, which takes more
                         * memory than two passes; all clips must then be guided */
 } DsviGeneratorArgs;
@@ -69,6 +71,7 @@ typedef struct DsviGeneratorClip {
     uint64_t seed;
     const float *noise;    /* host, shaped like the latent; NULL: drawn from the seed */
     const float *text;     /* host (text_len, text_dim), or NULL for an unconditional sample */
+    const float *image;    /* with DsviGeneratorArgs.image: host (channels beside the latent's, F, H, W) */
     const float *negative; /* host (text_len, text_dim): text to steer away from; NULL: rows of zeros */
     int64_t before, after; /* clips sampled before and after this one, for the progress report */
 } DsviGeneratorClip;

@@ -17,6 +17,7 @@ typedef struct Walk {
     const DsvEvents *events;
     DsviSampler *sampler;
     int64_t elements; /* number of elements of the latent */
+    int64_t inputs;   /* number of elements of the model's input: the latent, then the picture */
     bool guided;      /* the model is evaluated with both kinds of text */
     float *memory;    /* one allocation for the two arrays below */
     float *velocity;  /* (elements) */
@@ -39,6 +40,7 @@ static DsvStatus open_walk(Walk *w)
 {
     const DsviSampleJob *job = w->job;
     w->elements = latent_elements(job);
+    w->inputs = w->elements / job->latent.channels * (job->latent.channels + job->image_channels);
     w->guided = dsvi_sample_guided(job);
     DSVI_ASSERT(job->batch == 1 || (job->batch == BATCH_MAX && w->guided));
     w->memory = malloc((size_t)w->elements * (w->guided ? 2 : 1) * sizeof(float));
@@ -47,6 +49,16 @@ static DsvStatus open_walk(Walk *w)
     w->velocity = w->memory;
     w->other = w->guided ? w->velocity + w->elements : NULL;
     return dsvi_sampler_create(job->sampler, job->steps, job->flow_shift, w->elements, &w->sampler);
+}
+
+/* Uploads `count` elements to the model's input from element `first` on, for all rows of the batch. */
+static DsvStatus upload_input(const Walk *w, int64_t first, const float *from, int64_t count)
+{
+    DsviDevice *device = w->job->backend->device;
+    for (int64_t b = 0; b < w->job->batch; b++)
+        DSVI_TRY(device->upload(device->stream, (float *)w->job->latents + b * w->inputs + first, from,
+                                (size_t)count * sizeof *from));
+    return DSV_OK;
 }
 
 /* Evaluates the model on the latents and timesteps on the device, for job->batch rows of text. Downloads the
@@ -84,10 +96,7 @@ static DsvStatus find_velocity(const Walk *w, int64_t i)
     const float *const text[BATCH_MAX] = {job->text ? job->text : job->null_text, job->null_text};
     float *const velocity[BATCH_MAX] = {w->velocity, w->other};
     double guidance = expert_of_step(w, i) ? job->guidance_scale_2 : job->guidance_scale;
-    size_t latent_bytes = (size_t)w->elements * sizeof(float);
-    for (int64_t b = 0; b < job->batch; b++)
-        DSVI_TRY(device->upload(device->stream, (char *)job->latents + (size_t)b * latent_bytes, w->state,
-                                latent_bytes));
+    DSVI_TRY(upload_input(w, 0, w->state, w->elements));
     DSVI_TRY(
         device->upload(device->stream, job->timestep, timesteps, (size_t)job->batch * sizeof *timesteps));
     for (int64_t row = 0; row < (w->guided ? BATCH_MAX : 1); row += job->batch) {
@@ -150,6 +159,8 @@ static DsvStatus sample_loop_walk(const Walk *w)
         memcpy(w->state, job->noise, (size_t)w->elements * sizeof *w->state);
     else
         dsvi_rng_fill_normal(rng, 0, w->state, w->elements);
+    if (job->image_channels > 0)
+        DSVI_TRY(upload_input(w, w->elements, job->image, w->inputs - w->elements));
     for (int64_t i = 0; i < job->steps; i++) {
         if (w->events->stop && w->events->stop(w->events->context))
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after %lld of %lld sampling steps", (long long)i,

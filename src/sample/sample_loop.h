@@ -27,6 +27,9 @@ typedef struct DsviSampleJob {
     const float *text;      /* host (L, text_dim): conditional text rows; NULL: unconditional */
     const float *null_text; /* host (L, text_dim): unconditional text rows, or those of a negative prompt */
     const float *noise;     /* host, shaped like the latent: noise to begin with; NULL: drawn from the seed */
+    /* A picture that the model takes in channels behind those of the latent, the same in all steps. */
+    int64_t image_channels; /* 0: none */
+    const float *image;     /* host (image_channels, F, H, W) */
     const char *sampler;    /* "euler" or "unipc" */
     int64_t steps;
     double flow_shift, guidance_scale;
@@ -38,7 +41,8 @@ typedef struct DsviSampleJob {
     double guidance_scale_2; /* of the steps of expert 1 */
     uint64_t seed;
     int64_t steps_before, steps_after; /* of other clips in the same piece of work, for the progress report */
-    /* Device memory that the loop uses: arguments of dsvi_dit_forward for a batch of B, F32. */
+    /* Device memory that the loop uses: arguments of dsvi_dit_forward for a batch of B, F32. `latents` has
+     * the channels of the latent and image_channels. */
     void *latents, *timestep, *text_rows, *output;
     float *pixels; /* host (3, T, H, W): the result of dsvi_sample_run */
 } DsviSampleJob;

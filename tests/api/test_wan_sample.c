@@ -483,7 +483,8 @@ static void keep_text(void *context, const char *text)
 static void inspection_of_a_refused_model(void **state)
 {
     static const char *const PARTS[] = {"transformer", "transformer_2", "image_encoder"};
-    static const char INDEX[] = "{\"_class_name\": \"WanImageToVideoPipeline\"}";
+    static const char INDEX[] = "{\"_class_name\": \"WanImageToVideoPipeline\", "
+                                "\"image_encoder\": [\"transformers\", \"CLIPVisionModel\"]}";
     const float numbers[6] = {0};
     const DsviStoredTensor tensor = {.name = "patch_embedding.weight",
                                      .dtype = DSVI_F32,

@@ -141,6 +141,8 @@ refuses 2 "train: no CONFIG named, and there is no configs/demo.yaml here" train
 refuses 2 "train: no clips to train on: data.path is empty" train run.yaml
 refuses 2 "sample: expected MODEL OUT" sample model
 refuses 2 "sample: --text needs FILE after it" sample model clip.mp4 --text
+refuses 2 "sample: --image needs FILE after it" sample model clip.mp4 --image
+refuses 1 "model: no such model folder or file" sample model clip.mp4 --image a.png --last-image b.png
 refuses 2 "encode: expected DATA OUT" encode
 refuses 2 "decode: expected MODEL LATENTS OUT" decode model latents
 complains 1 "model" decode model latents clip.mp4

@@ -29,6 +29,7 @@ import make_attention
 import make_conv
 import make_dit
 import make_experts
+import make_i2v
 import make_names
 import make_pipeline
 import make_samplers
@@ -46,6 +47,7 @@ SETS = [
     ("dit_i2v", make_dit.write_i2v),
     ("pipe_a", make_pipeline.write),
     ("pipe_experts", make_experts.write),
+    ("pipe_i2v", make_i2v.write),
     ("published", make_names.write),
     ("schedulers", make_samplers.write),
     ("tail_a", make_tail.write),

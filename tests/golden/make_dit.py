@@ -234,7 +234,7 @@ def write_c(folder):
 
 
 def write_i2v(folder):
-    """One block of one head that takes 20 channels of a picture beside the latent's 16, as Wan2.2-I2V-A14B."""
+    """One block of one head. Beside the latent it takes 20 channels of a picture, as Wan2.2-I2V-A14B."""
     seed = 23
     config = {"num_layers": 1, "num_attention_heads": 1, "attention_head_dim": 32, "ffn_dim": 40,
               "freq_dim": 32, "text_dim": 24, "in_channels": CHANNELS + 20}

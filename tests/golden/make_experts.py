@@ -33,13 +33,13 @@ CASES = [
 ]
 
 
-def write_expert(folder, random):
-    weights = make_dit.random_weights(random, CONFIG)
+def write_expert(folder, random, config):
+    weights = make_dit.random_weights(random, config)
     weights["proj_out.weight"] *= 0.5
     stored = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
-    make_dit.write_config(folder, CONFIG)
+    make_dit.write_config(folder, config)
     save(folder / "diffusion_pytorch_model.safetensors", stored)
-    return make_dit.load_model(CONFIG, make_dit.to_f32(stored), torch.float32).eval()
+    return make_dit.load_model(config, make_dit.to_f32(stored), torch.float32).eval()
 
 
 def scheduler_of(sampler):
@@ -68,7 +68,7 @@ def write(folder):
     random = Random(SEED)
     for name in ("transformer", "transformer_2", "scheduler"):
         (folder / name).mkdir(exist_ok=True)
-    experts = [write_expert(folder / name, random) for name in ("transformer", "transformer_2")]
+    experts = [write_expert(folder / name, random, CONFIG) for name in ("transformer", "transformer_2")]
     scheduler_of("unipc").save_pretrained(folder / "scheduler")
     part = ["diffusers", "WanTransformer3DModel"]
     write_json(folder / "model_index.json", {"_class_name": "WanPipeline", "boundary_ratio": BOUNDARY,

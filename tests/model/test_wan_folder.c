@@ -94,7 +94,10 @@ static void diffusers(void **state)
 static void variants_are_refused(void **state)
 {
     static const char *const CASES[][3] = {
-        {"d/model_index.json", "{\"_class_name\": \"WanImageToVideoPipeline\"}", "image-to-video model"},
+        {"d/model_index.json",
+         "{\"_class_name\": \"WanImageToVideoPipeline\", \"image_encoder\": [\"transformers\", "
+         "\"CLIPVisionModel\"]}",
+         "image-to-video model with an image encoder"},
         {"d/model_index.json", "{\"_class_name\": \"WanVACEPipeline\"}", "VACE"},
         {"d/model_index.json", "{\"_class_name\": \"StableDiffusionPipeline\"}", "StableDiffusionPipeline"},
         {"d/model_index.json",
@@ -114,6 +117,18 @@ static void variants_are_refused(void **state)
     put("d/transformer/config.json", "{\"in_channels\": 48}");
     put("d/vae/config.json", "{\"z_dim\": 48, \"is_residual\": true}");
     assert_ok(dsvi_wan_folder_check(find("d"))); /* TI2V-5B */
+    put("d/model_index.json", "{\"_class_name\": \"WanImageToVideoPipeline\"}");
+    put("d/transformer/config.json", "{\"num_attention_heads\": 1, \"attention_head_dim\": 32, "
+                                     "\"num_layers\": 1, \"ffn_dim\": 8, \"in_channels\": 36, "
+                                     "\"out_channels\": 16}");
+    DsviDitConfig config;
+    assert_ok(dsvi_wan_folder_config(find("d"), &config)); /* I2V-A14B */
+    assert_int_equal(config.in_channels, 36);
+    put("d/transformer/config.json", "{\"num_attention_heads\": 1, \"attention_head_dim\": 32, "
+                                     "\"num_layers\": 1, \"ffn_dim\": 8, \"in_channels\": 33, "
+                                     "\"out_channels\": 16}");
+    assert_fails(DSV_E_UNSUPPORTED, "the transformer takes 33 and gives 16 channels",
+                 dsvi_wan_folder_config(find("d"), &config));
     clean("d");
     put_diffusers();
     put("d/model_index.json", "[1]");

@@ -4,7 +4,9 @@
 
 #include "sample/sample_loop.h"
 
-enum { ELEMENTS = 2 * 1 * 2 * 3, TEXT = 4, STEPS = 5 };
+enum { ELEMENTS = 2 * 1 * 2 * 3, IMAGE = 1 * 2 * 3, TEXT = 4, STEPS = 5 };
+
+static const float some_image[IMAGE] = {6, 5, 4, 3, 2, 1};
 
 /* Replaces the transformer: it has one clean latent for each kind of text. */
 struct DsviDit {
@@ -12,6 +14,7 @@ struct DsviDit {
     int passes, guided_passes;
     float clean[2]; /* without and with text */
     float poison;   /* added to the output */
+    bool image;     /* takes a channel of a picture after those of the latent */
     double timesteps[2 * STEPS];
 };
 
@@ -38,8 +41,12 @@ DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timest
     const float *x = latents, *t = timestep, *rows = text;
     float *v = output;
     (void)loss;
-    for (int64_t b = 0; b < dit->batch; b++)
-        evaluate(dit, x + b * ELEMENTS, t[b], rows + b * TEXT, v + b * ELEMENTS);
+    for (int64_t b = 0; b < dit->batch; b++) {
+        const float *input = x + b * (ELEMENTS + (dit->image ? IMAGE : 0));
+        if (dit->image)
+            assert_memory_equal(input + ELEMENTS, some_image, sizeof some_image);
+        evaluate(dit, input, t[b], rows + b * TEXT, v + b * ELEMENTS);
+    }
     return DSV_OK;
 }
 
@@ -110,7 +117,8 @@ typedef struct Scene {
     DsviDit dit;
     DsviSparse sparse;
     DsviCodec codec;
-    float latents[2 * ELEMENTS], output[2 * ELEMENTS], pixels[ELEMENTS], timestep[2], text_rows[2 * TEXT];
+    float latents[2 * (ELEMENTS + IMAGE)], output[2 * ELEMENTS], pixels[ELEMENTS], timestep[2],
+        text_rows[2 * TEXT];
     DsviSampleJob job;
     int64_t progressed, stop_after;
 } Scene;
@@ -245,6 +253,25 @@ static void test_guidance_in_one_pass(void **unused)
     assert_int_equal(once.dit.passes, 2 * STEPS);
     assert_int_equal(once.dit.guided_passes, STEPS);
     assert_memory_equal(once.pixels, twice.pixels, sizeof once.pixels);
+}
+
+/* The model gets the picture in each pass, behind the latent of each row. */
+static void test_image(void **unused)
+{
+    (void)unused;
+    for (int64_t batch = 1; batch <= 2; batch++) {
+        Scene s;
+        set(&s);
+        s.dit.image = true;
+        s.job.image_channels = 1;
+        s.job.image = some_image;
+        s.job.text = some_text;
+        s.job.guidance_scale = 3;
+        s.job.batch = s.dit.batch = batch;
+        assert_ok(run(&s));
+        assert_pixels(&s, 0.5 + 3 * 0.25);
+        assert_int_equal(s.dit.passes, 2 * STEPS);
+    }
 }
 
 /* Both passes of a guided step are measured if the sparse layer learns, and the blocks' densities are kept.
@@ -416,6 +443,7 @@ int main(void)
         cmocka_unit_test(test_guidance),
         cmocka_unit_test(test_guidance_without_text),
         cmocka_unit_test(test_guidance_in_one_pass),
+        cmocka_unit_test(test_image),
         cmocka_unit_test(test_learning_sparse_layer),
         cmocka_unit_test(test_two_experts),
         cmocka_unit_test(test_guidance_below_one),

@@ -27,12 +27,12 @@ DsvStatus dsvi_dit_check_latent(const DsviDitConfig *config, const DsviCodec *co
     enum { WAN_VAE_CHANNELS = 16 };
     if (config->in_channels == latent.channels && config->out_channels == latent.channels)
         return DSV_OK;
-    if (config->in_channels > config->out_channels && config->out_channels == latent.channels)
+    if (config->in_channels > config->out_channels)
         return DSVI_FAIL(
             DSV_E_UNSUPPORTED,
             "an image-to-video model, which takes a picture in %lld channels beside the latent's "
             "%lld, expected a text-to-video model; dsv sample --image samples such models",
-            (long long)(config->in_channels - config->out_channels), (long long)latent.channels);
+            (long long)(config->in_channels - config->out_channels), (long long)config->out_channels);
     if (config->in_channels == WAN_VAE_CHANNELS && config->out_channels == WAN_VAE_CHANNELS)
         return DSVI_FAIL(
             DSV_E_UNSUPPORTED,

@@ -322,7 +322,7 @@ DsvStatus dsvi_wan_folder_require(const DsviWanFolder *folder, DsviWanPart part)
 /* Reads the sizes of the transformer that is `part`. */
 static DsvStatus read_config(const DsviWanFolder *folder, DsviWanPart part, DsviDitConfig *out)
 {
-    enum { PUBLISHED_CHANNELS = 16, WAN22_CHANNELS = 48 };
+    enum { PUBLISHED_CHANNELS = 16, WAN22_CHANNELS = 48, IMAGE_CHANNELS = 36 };
     char config[DSVI_PATH_MAX], parent[DSVI_PATH_MAX];
     const char *transformer = folder->part[part];
     DSVI_TRY(require_config(folder, part));
@@ -331,12 +331,15 @@ static DsvStatus read_config(const DsviWanFolder *folder, DsviWanPart part, Dsvi
     DSVI_TRY(dsvi_path_join(config, whole ? transformer : parent, "config.json"));
     DSVI_TRY(dsvi_path_exists(config) ? dsvi_dit_config_read(config, out)
                                       : dsvi_weights_config(transformer, out));
-    if (out->in_channels == PUBLISHED_CHANNELS || out->in_channels == WAN22_CHANNELS)
+    if ((out->in_channels == out->out_channels &&
+         (out->in_channels == PUBLISHED_CHANNELS || out->in_channels == WAN22_CHANNELS)) ||
+        (out->in_channels == IMAGE_CHANNELS && out->out_channels == PUBLISHED_CHANNELS))
         return DSV_OK;
     return DSVI_FAIL(
         DSV_E_UNSUPPORTED,
-        "%s: the transformer has %lld latent channels, expected 16, or 48 as in TI2V-5B of Wan 2.2",
-        transformer, (long long)out->in_channels);
+        "%s: the transformer takes %lld and gives %lld channels, expected 16 and 16, 48 and 48 as "
+        "in TI2V-5B of Wan 2.2, or 36 and 16 as in I2V-A14B of Wan 2.2",
+        transformer, (long long)out->in_channels, (long long)out->out_channels);
 }
 
 DsvStatus dsvi_wan_folder_config(const DsviWanFolder *folder, DsviDitConfig *out)

@@ -11,7 +11,6 @@ enum { JSON_BYTES_MAX = 1 << 20, WHERE_BYTES = 256 };
 
 /* Values of _class_name in model_index.json that stand for an unsupported kind of model. */
 static const char *const PIPELINES[][2] = {
-    {"WanImageToVideoPipeline", "an image-to-video model (I2V or FLF2V)"},
     {"WanVACEPipeline", "a VACE model (control video)"},
     {"WanVideoToVideoPipeline", "a video-to-video pipeline"},
     {"WanAnimatePipeline", "a Wan Animate model"},
@@ -31,9 +30,11 @@ void dsvi_wan_refuse(DsviWanFolder *folder, const char *where, const char *varia
     if (folder->refused)
         return;
     folder->refused = true;
-    snprintf(folder->refusal, sizeof folder->refusal,
-             "%s: this is %s, which dsv does not support yet: only text-to-video models of Wan 2.1 and 2.2",
-             where, variant);
+    snprintf(
+        folder->refusal, sizeof folder->refusal,
+        "%s: this is %s, which dsv does not support yet: only text-to-video models of Wan 2.1 and 2.2, and "
+        "image-to-video models of Wan 2.2",
+        where, variant);
 }
 
 static DsvStatus wan_read_json(const char *path, cJSON **out)
@@ -72,8 +73,9 @@ static void refuse_by_index(DsviWanFolder *folder, const cJSON *object)
         if (strcmp(name, PIPELINES[i][0]) == 0)
             dsvi_wan_refuse(folder, "model_index.json: _class_name", PIPELINES[i][1]);
     if (wan_part_class(object, "image_encoder"))
-        dsvi_wan_refuse(folder, "model_index.json: image_encoder is set", "an image-to-video model (I2V)");
-    if (!name || strcmp(name, "WanPipeline") != 0) {
+        dsvi_wan_refuse(folder, "model_index.json: image_encoder is set",
+                        "an image-to-video model with an image encoder (I2V or FLF2V of Wan 2.1)");
+    if (!name || (strcmp(name, "WanPipeline") != 0 && strcmp(name, "WanImageToVideoPipeline") != 0)) {
         snprintf(phrase, sizeof phrase, "a pipeline of class %.64s", name ? name : "(none)");
         dsvi_wan_refuse(folder, "model_index.json", phrase);
     }

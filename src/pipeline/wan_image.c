@@ -1,0 +1,184 @@
+/* Implements wan_image.h.
+ *
+ * An image-to-video transformer of Wan 2.2 takes, behind the channels of the latent, a mask and the latent of
+ * a video that consists of the first picture, grey frames (zeros) and, if there is one, the last picture. The
+ * mask has a channel for each frame of the video that a frame of the latent stands for: 1 for a picture, 0
+ * for a grey frame. The first frame of the latent stands for the first frame of the video alone, so that all
+ * its mask channels are those of this frame. */
+#include "pipeline/wan_image.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/picture.h"
+#include "model/vae/vae.h"
+
+/* Returns the largest size near `wanted` that the model takes. */
+static int64_t size_near(double wanted, int64_t unit)
+{
+    int64_t size = (int64_t)wanted / unit * unit;
+    return size > unit ? size : unit;
+}
+
+/* Logs that a picture is scaled and cropped, and which size of the same area has the picture's aspect. */
+static void report_size(const DsviWanJob *job, const char *path, int64_t height, int64_t width)
+{
+    const DsviWanShape *shape = &job->shape;
+    double area = (double)job->video.height * (double)job->video.width;
+    double aspect = (double)height / (double)width;
+    if (height == job->video.height && width == job->video.width)
+        return;
+    dsvi_wan_log(job,
+                 "%s has %lld x %lld pixels and is scaled and cropped to %lld x %lld; height=%lld width=%lld "
+                 "come close to its aspect",
+                 path, (long long)width, (long long)height, (long long)job->video.width,
+                 (long long)job->video.height,
+                 (long long)size_near(sqrt(area * aspect), shape->spatial * shape->patch[1]),
+                 (long long)size_near(sqrt(area / aspect), shape->spatial * shape->patch[2]));
+}
+
+/* Reads a picture in the size of the clip; NULL for no path. */
+static DsvStatus read_picture(const DsviWanJob *job, const char *path, float **out)
+{
+    DsviVideoShape video = job->video;
+    int64_t height, width;
+    if (!path)
+        return DSV_OK;
+    *out = malloc((size_t)(video.channels * video.height * video.width) * sizeof **out);
+    if (!*out)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a picture", path);
+    DSVI_TRY(dsvi_picture_read(path, video.height, video.width, *out, &height, &width));
+    report_size(job, path, height, width);
+    return DSV_OK;
+}
+
+/* Checks the arguments against the model. */
+static DsvStatus check_arguments(const DsviWanJob *job)
+{
+    const DsviWanSampleArgs *a = job->args;
+    const DsviDitConfig *config = &job->config;
+    int64_t channels = config->in_channels, needed = 2 * job->latent.channels + job->shape.temporal;
+    if (channels == config->out_channels && (a->image_path || a->last_image_path))
+        return DSVI_FAIL(DSV_E_USAGE, "%s: %s is a text-to-video model, which takes no picture",
+                         a->image_path ? a->image_path : a->last_image_path, a->folder->path);
+    if (channels == config->out_channels)
+        return DSV_OK;
+    if (!a->image_path)
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "%s is an image-to-video model, expected a picture of the first frame (--image FILE)",
+            a->folder->path);
+    if (channels != needed)
+        return DSVI_FAIL(
+            DSV_E_SHAPE,
+            "%s: in_channels is %lld, expected %lld: twice the VAE's %lld latent channels, and a "
+            "mask of %lld",
+            a->folder->part[DSVI_WAN_TRANSFORMER], (long long)channels, (long long)needed,
+            (long long)job->latent.channels, (long long)job->shape.temporal);
+    if (a->last_image_path && job->video.frames < 2)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: a clip of num_frames=1 has no last frame beside its first",
+                         a->last_image_path);
+    return DSV_OK;
+}
+
+static DsviVaeOptions encoder_options(const DsviWanJob *job)
+{
+    return (DsviVaeOptions){
+        .act = dsvi_dit_act(job->args->settings), .encode = true, .memory_bytes = dsvi_wan_vae_memory(job)};
+}
+
+DsvStatus dsvi_wan_image_prepare(DsviWanJob *job)
+{
+    const DsviWanSampleArgs *a = job->args;
+    DsviVideoShape video = job->video;
+    DsviVaeOptions options;
+    DsviVae *vae;
+    DSVI_TRY(check_arguments(job));
+    if (!a->image_path)
+        return DSV_OK;
+    DSVI_TRY(read_picture(job, a->image_path, &job->first_picture));
+    DSVI_TRY(read_picture(job, a->last_image_path, &job->last_picture));
+    options = encoder_options(job);
+    DSVI_TRY(dsvi_vae_open(a->backend, a->folder->part[DSVI_WAN_VAE], &options, &vae));
+    DsvStatus status = dsvi_vae_plan(vae, false, video.frames, video.height, video.width, &job->image_bytes);
+    dsvi_vae_close(&vae);
+    return status;
+}
+
+/* Returns the video that is encoded, which the caller frees: the pictures, and grey frames. */
+static float *make_video(const DsviWanJob *job)
+{
+    DsviVideoShape video = job->video;
+    size_t frame = (size_t)(video.height * video.width), frames = (size_t)video.frames;
+    float *out = calloc((size_t)video.channels * frames * frame, sizeof *out);
+    for (size_t c = 0; out && c < (size_t)video.channels; c++) {
+        memcpy(out + c * frames * frame, job->first_picture + c * frame, frame * sizeof *out);
+        if (job->last_picture)
+            memcpy(out + (c * frames + frames - 1) * frame, job->last_picture + c * frame,
+                   frame * sizeof *out);
+    }
+    return out;
+}
+
+/* Writes the mask (temporal, F, H, W). */
+static void fill_mask(const DsviWanJob *job, float *mask)
+{
+    DsviVideoShape latent = job->latent;
+    int64_t places = latent.height * latent.width, last = job->video.frames - 1;
+    for (int64_t m = 0; m < job->shape.temporal; m++)
+        for (int64_t f = 0; f < latent.frames; f++) {
+            int64_t frame = f == 0 ? 0 : (f - 1) * job->shape.temporal + m + 1;
+            bool picture = frame == 0 || (frame == last && job->last_picture);
+            for (int64_t i = 0; i < places; i++)
+                mask[(m * latent.frames + f) * places + i] = picture ? 1 : 0;
+        }
+}
+
+/* Writes the latent of a video, (latent.channels, F, H, W), normalised: the posterior's mean. */
+static DsvStatus encode_video(const DsviWanJob *job, const float *video, float *latent)
+{
+    DsviVae *vae;
+    DsviVaeOptions options = encoder_options(job);
+    DsviVideoShape size = job->video;
+    int64_t elements = job->elements;
+    float *moments = malloc(2 * (size_t)elements * sizeof *moments);
+    if (!moments)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the latent of a picture");
+    DsvStatus status = dsvi_vae_open(job->args->backend, job->args->folder->part[DSVI_WAN_VAE], &options,
+                                     &vae);
+    if (status == DSV_OK)
+        status = dsvi_vae_encode(vae, size.frames, size.height, size.width, video, moments);
+    if (status == DSV_OK) {
+        memcpy(latent, moments, (size_t)elements * sizeof *latent);
+        dsvi_vae_normalize(dsvi_vae_config(vae), elements / job->latent.channels, latent);
+    }
+    dsvi_vae_close(&vae);
+    free(moments);
+    return status;
+}
+
+DsvStatus dsvi_wan_image_encode(DsviWanJob *job)
+{
+    int64_t mask = job->elements / job->latent.channels * job->shape.temporal;
+    if (!job->first_picture)
+        return DSV_OK;
+    float *video = make_video(job);
+    job->image = malloc((size_t)(mask + job->elements) * sizeof *job->image);
+    if (!video || !job->image) {
+        free(video);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the video that begins with the picture");
+    }
+    fill_mask(job, job->image);
+    DsvStatus status = encode_video(job, video, job->image + mask);
+    free(video);
+    return status;
+}
+
+void dsvi_wan_image_free(DsviWanJob *job)
+{
+    free(job->first_picture);
+    free(job->last_picture);
+    free(job->image);
+    job->first_picture = job->last_picture = job->image = NULL;
+}
