@@ -22,6 +22,7 @@
 #include "pipeline/wan_settings.h"
 #include "sample/clip_writer.h"
 #include "sample/generator.h"
+#include "sample/sample_room.h"
 
 typedef struct Sampling {
     const DsvConfig *settings;
@@ -33,6 +34,8 @@ typedef struct Sampling {
     DsviGenerator *generator;
     void *memory;
     DsviDitFrozen *weights;
+    DsviSampleRoom room;
+    DsviHostPool pool; /* blocks of the weights that wait in host memory */
     const DsviLoraSet *loras;
     float *text; /* (text_len, text_dim), or NULL */
 } Sampling;
@@ -97,10 +100,23 @@ static void sample_carve(void *context, DsviArena *arena)
     dsvi_generator_carve_run(s->generator, arena);
 }
 
-static DsvStatus sample_load(Sampling *s)
+static DsvStatus sample_load(Sampling *s, const char *model_path, const DsvEvents *events)
 {
     DsviSparse *sparse = dsvi_generator_sparse(s->generator);
+    char line[DSVI_SAMPLE_ROOM_LINE];
+    s->room = (DsviSampleRoom){.path = model_path,
+                               .settings = s->settings,
+                               .device = s->backend.device,
+                               .weights = s->weights,
+                               .layout = sample_carve,
+                               .object = s};
+    if (!dsvi_sample_room_choose(&s->room))
+        return dsvi_sample_room_refuse(&s->room);
+    dsvi_sample_room_line(&s->room, line);
+    if (line[0] && events->log)
+        events->log(events->context, DSV_LOG_INFO, line);
     DSVI_TRY(dsvi_device_alloc_layout(s->backend.device, sample_carve, s, &s->memory));
+    DSVI_TRY(dsvi_sample_room_open(&s->room, events, &s->pool));
     DSVI_TRY(dsvi_dit_frozen_load(s->weights, s->backend.device, s->model.weights, s->loras));
     DsviDitWeights weights = dsvi_dit_frozen_weights(s->weights);
     DSVI_TRY(dsvi_generator_setup(s->generator, &weights));
@@ -167,7 +183,7 @@ static DsvStatus sample_run(Sampling *s, const char *model_path, const char *tex
     DSVI_TRY(dsvi_dit_frozen_create(&s->table, dsvi_dit_act(s->settings), &s->weights));
     if (dsvi_dit_stores_f8(s->settings))
         DSVI_TRY(dsvi_dit_frozen_use_f8(s->weights, &s->backend));
-    DSVI_TRY(sample_load(s));
+    DSVI_TRY(sample_load(s, model_path, events));
     const DsviGeneratorClip clip = {.seed = (uint64_t)s->settings->seed, .text = s->text};
     DSVI_TRY(dsvi_generator_run(s->generator, &clip, events));
     return write_sample(s, video_path);
@@ -200,6 +216,8 @@ done:
         s.codec->close(s.codec);
     if (s.memory)
         s.backend.device->mem_free(s.backend.device, s.memory);
+    if (s.pool.memory)
+        dsvi_host_pool_close(s.backend.device, &s.pool);
     free(s.text);
     dsvi_backend_close(&s.backend);
     return status;

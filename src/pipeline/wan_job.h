@@ -8,6 +8,7 @@
 #include "pipeline/wan_shape.h"
 #include "pipeline/wan_texts.h"
 #include "sample/generator.h"
+#include "sample/sample_room.h"
 
 /* Clips whose latents are computed before the VAE decodes them. */
 enum { DSVI_WAN_GROUP_CLIPS = 16 };
@@ -41,7 +42,9 @@ typedef struct DsviWanJob {
     int expert;                       /* two experts: the one that is loaded; -1: none */
     DsviDitFrozen *weights;           /* while the transformer is loaded */
     DsviGenerator *generator;
-    void *memory;
+    DsviSampleRoom room; /* memory that was planned for both */
+    void *memory;        /* device memory, and host memory of blocks that wait there */
+    DsviHostPool pool;
     DsviWanTimes times;
 } DsviWanJob;
 

@@ -43,10 +43,12 @@ static DsvStatus encode_texts(DsviWanJob *job)
 static DsvStatus estimate(DsviWanJob *job)
 {
     const DsviWanSampleArgs *a = job->args;
-    DsviArena arena;
+    char line[DSVI_SAMPLE_ROOM_LINE];
     double peak;
-    DSVI_TRY(dsvi_wan_transformer_choose(job, &arena));
+    DSVI_TRY(dsvi_wan_transformer_choose(job));
     double flops = (double)job->clips * dsvi_generator_flops(job->generator, job->guided);
+    DsviArena plan = job->room.plan;
+    dsvi_sample_room_line(&job->room, line);
     dsvi_wan_transformer_close(job);
     DSVI_TRY(dsvi_gemm_peak(a->backend, dsvi_dit_act(a->settings), &peak));
     if (a->settings->sparse_enabled && a->settings->sparse_warmup_steps >= a->settings->num_inference_steps)
@@ -54,12 +56,14 @@ static DsvStatus estimate(DsviWanJob *job)
                      (long long)a->settings->sparse_warmup_steps,
                      (long long)a->settings->num_inference_steps);
     DSVI_TRY(dsvi_wan_transformer_report_experts(job));
-    double weights = (double)arena.by_class[DSVI_MEM_WEIGHTS];
+    double weights = (double)plan.by_class[DSVI_MEM_WEIGHTS];
     dsvi_wan_log(job,
                  "transformer: %.2f billion parameters; %.2f GiB for weights and %.2f GiB for the pass, "
                  "of %.1f GiB on %s",
-                 (double)job->table.parameters * 1e-9, weights / GIB, ((double)arena.used - weights) / GIB,
+                 (double)job->table.parameters * 1e-9, weights / GIB, ((double)plan.used - weights) / GIB,
                  (double)a->backend->device->memory_bytes / GIB, a->backend->device->name);
+    if (line[0])
+        dsvi_wan_log(job, "%s", line);
     if (job->text_bytes > 0)
         dsvi_wan_log(job, "before it the text encoder takes %.2f GiB%s, after it the VAE %.2f GiB",
                      (double)job->text_bytes / GIB, job->text_streamed ? " (its layers take turns)" : "",

@@ -11,14 +11,6 @@ enum { TIMESTEPS = 1000 };
  * is worth twice the memory of a pass. */
 #define FLOPS_PER_BYTE 206
 #define WORTH_SAVING 0.02
-static const double GIB = 1073741824.0;
-
-static size_t free_bytes(const DsviWanJob *job)
-{
-    DsviDevice *device = job->args->backend->device;
-    size_t used = device->memory_used(device);
-    return device->memory_bytes > used ? device->memory_bytes - used : 0;
-}
 
 static void carve_transformer(void *context, DsviArena *arena)
 {
@@ -34,6 +26,7 @@ void dsvi_wan_transformer_close(DsviWanJob *job)
     dsvi_generator_free(&job->generator);
     dsvi_dit_frozen_free(&job->weights);
     device->mem_free(device, job->memory);
+    dsvi_host_pool_close(device, &job->pool);
     job->memory = NULL;
 }
 
@@ -64,8 +57,8 @@ static DsvStatus use_expert(void *context, int expert)
     return DSV_OK;
 }
 
-/* Creates the transformer without memory, and plans its memory. */
-static DsvStatus plan_transformer(DsviWanJob *job, bool together, DsviArena *arena)
+/* Creates the transformer without memory, and plans its memory. *fits: the memory suffices. */
+static DsvStatus plan_transformer(DsviWanJob *job, bool together, bool *fits)
 {
     const DsviWanSampleArgs *a = job->args;
     DSVI_TRY(dsvi_dit_frozen_create(&job->table, dsvi_dit_act(a->settings), &job->weights));
@@ -87,8 +80,13 @@ static DsvStatus plan_transformer(DsviWanJob *job, bool together, DsviArena *are
                              .image = job->config.in_channels > job->config.out_channels,
                              .guided_batch = together},
         &job->generator));
-    dsvi_arena_plan(arena);
-    carve_transformer(job, arena);
+    job->room = (DsviSampleRoom){.path = a->folder->path,
+                                 .settings = a->settings,
+                                 .device = a->backend->device,
+                                 .weights = job->weights,
+                                 .layout = carve_transformer,
+                                 .object = job};
+    *fits = dsvi_sample_room_choose(&job->room);
     return DSV_OK;
 }
 
@@ -109,29 +107,21 @@ static double saved_by_one_pass(const DsviWanJob *job)
     return reading / (2 * (reading > pass ? reading : pass));
 }
 
-DsvStatus dsvi_wan_transformer_choose(DsviWanJob *job, DsviArena *arena)
+/* One pass is preferred even if it needs more blocks in host memory than two passes: the result then does not
+ * depend on the free memory, and one pass needs half the copies. */
+DsvStatus dsvi_wan_transformer_choose(DsviWanJob *job)
 {
-    const DsvConfig *settings = job->args->settings;
-    size_t room = free_bytes(job);
+    bool fits;
     job->together = job->guided && saved_by_one_pass(job) >= WORTH_SAVING;
     if (job->together) {
-        DSVI_TRY(plan_transformer(job, true, arena));
-        if (arena->used <= room)
+        DSVI_TRY(plan_transformer(job, true, &fits));
+        if (fits)
             return DSV_OK;
         dsvi_wan_transformer_close(job);
         job->together = false;
     }
-    DSVI_TRY(plan_transformer(job, false, arena));
-    if (arena->used <= room)
-        return DSV_OK;
-    return DSVI_FAIL(
-        DSV_E_NO_MEMORY,
-        "%s: sampling %lld frames of %lld x %lld needs %.1f GiB of device memory, %.1f GiB of them for "
-        "weights, and %.1f of %.1f GiB are free: smaller num_frames, height or width need less",
-        job->args->folder->path, (long long)settings->num_frames, (long long)settings->width,
-        (long long)settings->height, (double)arena->used / GIB,
-        (double)arena->by_class[DSVI_MEM_WEIGHTS] / GIB, (double)room / GIB,
-        (double)job->args->backend->device->memory_bytes / GIB);
+    DSVI_TRY(plan_transformer(job, false, &fits));
+    return fits ? DSV_OK : dsvi_sample_room_refuse(&job->room);
 }
 
 DsvStatus dsvi_wan_transformer_report_experts(const DsviWanJob *job)
@@ -158,10 +148,10 @@ DsvStatus dsvi_wan_transformer_report_experts(const DsviWanJob *job)
 
 DsvStatus dsvi_wan_transformer_open(DsviWanJob *job)
 {
-    DsviArena arena;
     DsviDevice *device = job->args->backend->device;
-    DSVI_TRY(dsvi_wan_transformer_choose(job, &arena));
+    DSVI_TRY(dsvi_wan_transformer_choose(job));
     DSVI_TRY(dsvi_device_alloc_layout(device, carve_transformer, job, &job->memory));
+    DSVI_TRY(dsvi_sample_room_open(&job->room, job->args->events, &job->pool));
     job->expert = -1;
     if (!job->args->folder->two_experts)
         DSVI_TRY(dsvi_dit_frozen_load(job->weights, device, job->args->folder->part[DSVI_WAN_TRANSFORMER],

@@ -3,13 +3,12 @@
 #ifndef DSVI_PIPELINE_WAN_TRANSFORMER_H
 #define DSVI_PIPELINE_WAN_TRANSFORMER_H
 
-#include "base/arena.h"
 #include "pipeline/wan_job.h"
 
 /* Creates the transformer (job->weights, job->generator) without memory, for guided steps in one pass
- * (job->together) if that is of use and fits, and plans its memory in *arena. Fails with DSV_E_NO_MEMORY if
- * the transformer does not fit. The caller frees with dsvi_wan_transformer_close. */
-DsvStatus dsvi_wan_transformer_choose(DsviWanJob *job, DsviArena *arena);
+ * (job->together) if that is of use and fits, and plans its memory in job->room. Fails with DSV_E_NO_MEMORY
+ * if the transformer does not fit. The caller frees with dsvi_wan_transformer_close. */
+DsvStatus dsvi_wan_transformer_choose(DsviWanJob *job);
 
 /* Chooses the transformer as above, allocates its memory and loads its weights, or with two experts leaves
  * loading to the first step of each. */

@@ -1,16 +1,21 @@
 /* Implements dit_frozen.h. Each bucket (weights.h) has two pieces of device memory: its parameters in F32, up
  * to the GEMM weights, and its GEMM weights in the compute dtype. If the compute dtype is F32, one piece
  * holds the whole bucket. In 8 bits the bucket of a block has, instead of the second piece, one with codes
- * and one with scales; the blocks of 128 elements are counted from the start of each parameter. */
+ * and one with scales; the blocks of 128 elements are counted from the start of each parameter.
+ *
+ * A lent block (dit_lent.h) has the same pieces, one after the other, in host memory; its slot on the device
+ * has the same layout, so that one copy moves them all. */
 #include "model/dit/dit_frozen.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/dit/dit_lent.h"
+
 enum { STAGE_BYTES = 32 << 20 };  /* of each of the two staging buffers */
 enum { CODE_ELEMENTS = 4 << 20 }; /* elements that are encoded at once, a multiple of DSVI_F8_BLOCK */
 
-/* The GEMM weights of a block in 8 bits; device memory. */
+/* The GEMM weights of a block in 8 bits. */
 typedef struct Coded {
     uint8_t *code; /* (elements of the bucket's GEMM weights, with padding) */
     float *scale;
@@ -19,10 +24,11 @@ typedef struct Coded {
 struct DsviDitFrozen {
     const DsviParamTable *table;
     DsviDtype act;
-    DsviDitBucket *bucket; /* (table->buckets) */
+    DsviDitBucket *bucket; /* (table->buckets) device memory; of a lent block host memory */
+    DsviDitLent lent;
     /* With weights in 8 bits: */
     DsviBackend *backend;   /* NULL otherwise */
-    Coded *coded;           /* (table->buckets) */
+    Coded *coded;           /* (table->buckets) device memory; of a lent block host memory */
     int64_t *scale_at;      /* (table->count) place of a parameter's scales among those of its bucket */
     int64_t *scales;        /* (table->buckets) number of scales */
     void *decoded;          /* the GEMM weights of one block in act */
@@ -32,6 +38,11 @@ struct DsviDitFrozen {
 static bool is_coded_bucket(const DsviDitFrozen *f, int64_t bucket)
 {
     return f->backend && bucket > 0 && bucket < f->table->buckets - 1;
+}
+
+static bool is_lent_bucket(const DsviDitFrozen *f, int64_t bucket)
+{
+    return bucket > 0 && bucket < f->table->buckets - 1 && dsvi_lent_number(&f->lent, bucket - 1) >= 0;
 }
 
 static int64_t f8_blocks(int64_t count)
@@ -53,6 +64,7 @@ DsvStatus dsvi_dit_frozen_create(const DsviParamTable *table, DsviDtype act, Dsv
     }
     f->table = table;
     f->act = act;
+    f->lent = (DsviDitLent){.blocks = table->buckets - 2, .in_slot = {-1, -1}};
     *out = f;
     return DSV_OK;
 }
@@ -61,6 +73,10 @@ void dsvi_dit_frozen_free(DsviDitFrozen **frozen)
 {
     if (!*frozen)
         return;
+    DsviStatusRecord first = *dsvi_status_record();
+    (void)dsvi_lent_settle(
+        &(*frozen)->lent); /* a fault of a copy must not replace the message of an earlier one */
+    *dsvi_status_record() = first;
     free((*frozen)->bucket);
     free((*frozen)->coded);
     free((*frozen)->scale_at);
@@ -88,15 +104,39 @@ DsvStatus dsvi_dit_frozen_use_f8(DsviDitFrozen *f, DsviBackend *backend)
     return DSV_OK;
 }
 
-/* Takes the memory of a block's weights in 8 bits. */
-static void carve_coded(DsviDitFrozen *f, DsviArena *arena, int64_t bucket)
+/* Takes the memory of one bucket. */
+static void carve_bucket(const DsviDitFrozen *f, DsviArena *arena, int64_t s, DsviDitBucket *bucket,
+                         Coded *coded)
 {
-    size_t exact = (size_t)(f->table->gemm[bucket] - f->table->begin[bucket]);
-    size_t gemm = (size_t)(f->table->begin[bucket + 1] - f->table->gemm[bucket]);
-    f->bucket[bucket].acc = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, exact * sizeof(float));
-    f->coded[bucket].code = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, gemm);
-    f->coded[bucket].scale = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS,
-                                             (size_t)f->scales[bucket] * sizeof(float));
+    size_t exact = (size_t)(f->table->gemm[s] - f->table->begin[s]);
+    size_t gemm = (size_t)(f->table->begin[s + 1] - f->table->gemm[s]);
+    *bucket = (DsviDitBucket){0};
+    if (f->act == DSVI_F32 && !is_coded_bucket(f, s)) {
+        float *whole = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (exact + gemm) * sizeof(float));
+        *bucket = (DsviDitBucket){.acc = whole, .act = whole ? whole + exact : NULL};
+        return;
+    }
+    bucket->acc = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, exact * sizeof(float));
+    if (is_coded_bucket(f, s)) {
+        coded->code = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, gemm);
+        coded->scale = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (size_t)f->scales[s] * sizeof(float));
+    } else
+        bucket->act = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, gemm * dsvi_dtype_size(f->act));
+}
+
+static Coded *coded_of(const DsviDitFrozen *f, int64_t bucket)
+{
+    return f->coded ? &f->coded[bucket] : NULL;
+}
+
+static size_t bucket_bytes(const DsviDitFrozen *f, int64_t bucket)
+{
+    DsviArena arena;
+    DsviDitBucket unused;
+    Coded coded;
+    dsvi_arena_plan(&arena);
+    carve_bucket(f, &arena, bucket, &unused, &coded);
+    return arena.used;
 }
 
 /* Takes the buffer into which one block is decoded. */
@@ -111,25 +151,75 @@ static void carve_decoded(DsviDitFrozen *f, DsviArena *arena)
         f->decoded = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (size_t)largest * dsvi_dtype_size(f->act));
 }
 
+/* Takes the slots of lent blocks. */
+static void carve_slots(DsviDitFrozen *f, DsviArena *arena)
+{
+    DsviDitLent *lent = &f->lent;
+    lent->slot_bytes = 0;
+    for (int64_t s = 0; s < f->table->buckets; s++) {
+        size_t bytes = is_lent_bucket(f, s) ? bucket_bytes(f, s) : 0;
+        lent->slot_bytes = bytes > lent->slot_bytes ? bytes : lent->slot_bytes;
+    }
+    for (int slot = 0; slot < DSVI_LENT_SLOTS && lent->count > 0; slot++)
+        lent->slot[slot] = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, lent->slot_bytes);
+}
+
 void dsvi_dit_frozen_carve(DsviDitFrozen *f, DsviArena *arena)
 {
-    const DsviParamTable *table = f->table;
     carve_decoded(f, arena);
-    for (int64_t s = 0; s < table->buckets; s++) {
-        size_t exact = (size_t)(table->gemm[s] - table->begin[s]);
-        size_t gemm = (size_t)(table->begin[s + 1] - table->gemm[s]);
-        DsviDitBucket *bucket = &f->bucket[s];
-        if (is_coded_bucket(f, s))
-            carve_coded(f, arena, s);
-        else if (f->act == DSVI_F32) {
-            float *whole = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (exact + gemm) * sizeof(float));
-            *bucket = (DsviDitBucket){.acc = whole, .act = whole ? whole + exact : NULL};
-        } else {
-            bucket->acc = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, exact * sizeof(float));
-            bucket->act = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, gemm * dsvi_dtype_size(f->act));
+    carve_slots(f, arena);
+    for (int64_t s = 0; s < f->table->buckets; s++)
+        if (!is_lent_bucket(f, s))
+            carve_bucket(f, arena, s, &f->bucket[s], coded_of(f, s));
+}
+
+/* ---- lent blocks ---- */
+
+void dsvi_dit_frozen_lend(DsviDitFrozen *f, DsviDevice *device, int64_t blocks, bool turns)
+{
+    DSVI_ASSERT(blocks >= 0 && blocks <= f->lent.blocks);
+    f->lent.device = device;
+    f->lent.count = blocks;
+    f->lent.turns = turns;
+}
+
+int64_t dsvi_dit_frozen_lent(const DsviDitFrozen *f)
+{
+    return f->lent.count;
+}
+
+void dsvi_dit_frozen_choose_lent(DsviDitFrozen *f, DsviDevice *device, bool turns, size_t limit,
+                                 dsvi_layout_fn *layout, void *object)
+{
+    int64_t best = 0;
+    size_t least = SIZE_MAX;
+    for (int64_t count = 0; count <= f->lent.blocks && least > limit; count++) {
+        DsviArena plan;
+        dsvi_dit_frozen_lend(f, device, count, turns);
+        dsvi_arena_plan(&plan);
+        layout(object, &plan);
+        if (plan.used < least) {
+            least = plan.used;
+            best = count;
         }
     }
+    dsvi_dit_frozen_lend(f, device, best, turns);
 }
+
+void dsvi_dit_frozen_carve_host(DsviDitFrozen *f, DsviArena *arena)
+{
+    for (int64_t s = 0; s < f->table->buckets; s++) {
+        DsviArena block;
+        size_t bytes = is_lent_bucket(f, s) ? bucket_bytes(f, s) : 0;
+        void *memory = bytes > 0 ? dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, bytes) : NULL;
+        if (!memory)
+            continue;
+        dsvi_arena_bind(&block, memory, bytes);
+        carve_bucket(f, &block, s, &f->bucket[s], coded_of(f, s));
+    }
+}
+
+/* ---- loading ---- */
 
 /* Two pinned buffers: threads convert into one while the other is copied to the device. */
 typedef struct Staging {
@@ -216,22 +306,24 @@ static void encode_param(const Source *source, const DsviParam *param, int64_t i
 static DsvStatus load_coded_param(const DsviDitFrozen *f, Staging *staging, const Source *source,
                                   int64_t index)
 {
-    DsvStatus status;
+    DsvStatus status = DSV_OK;
     const DsviParam *param = &f->table->params[index];
     int64_t s = dsvi_param_bucket(f->table, param->offset), blocks = f8_blocks(param->count);
+    uint8_t *to_code = f->coded[s].code + (param->offset - f->table->gemm[s]);
+    float *to_scale = f->coded[s].scale + f->scale_at[index];
     float *values = malloc(CODE_ELEMENTS * sizeof *values), *scale = malloc((size_t)blocks * sizeof *scale);
     uint8_t *code = malloc((size_t)param->count);
     if (!values || !scale || !code) {
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %s in 8 bits", param->name);
         goto done;
     }
+    if (is_lent_bucket(f, s)) {
+        encode_param(source, param, index, values, to_code, to_scale);
+        goto done;
+    }
     encode_param(source, param, index, values, code, scale);
-    DSVI_TRY_GOTO(status,
-                  send_bytes(staging, code, f->coded[s].code + (param->offset - f->table->gemm[s]),
-                             (size_t)param->count),
-                  done);
-    status = send_bytes(staging, scale, f->coded[s].scale + f->scale_at[index],
-                        (size_t)blocks * sizeof *scale);
+    DSVI_TRY_GOTO(status, send_bytes(staging, code, to_code, (size_t)param->count), done);
+    status = send_bytes(staging, scale, to_scale, (size_t)blocks * sizeof *scale);
 done:
     free(values);
     free(scale);
@@ -251,6 +343,10 @@ static DsvStatus load_param(const DsviDitFrozen *f, Staging *staging, const Sour
     int64_t most = STAGE_BYTES / (int64_t)size;
     if (param->in_compute_dtype && is_coded_bucket(f, s))
         return load_coded_param(f, staging, source, index);
+    if (is_lent_bucket(f, s)) {
+        convert_elements(source, index, 0, param->count, dtype, to);
+        return DSV_OK;
+    }
     for (int64_t first = 0; first < param->count; first += most) {
         int64_t count = param->count - first < most ? param->count - first : most;
         convert_elements(source, index, first, count, dtype,
@@ -286,6 +382,7 @@ DsvStatus dsvi_dit_frozen_load(DsviDitFrozen *f, DsviDevice *device, const char 
     DSVI_TRY_GOTO(status, device->host_alloc(device, (size_t)2 * STAGE_BYTES, &memory), done);
     staging.memory = memory;
     DSVI_TRY_GOTO(status, device->sync(device->stream), done); /* the memory may still be being cleared */
+    DSVI_TRY_GOTO(status, dsvi_lent_settle(&f->lent), done);
     f->decoded_bucket = -1;
     status = load_params(f, &staging, &source);
 done:
@@ -299,7 +396,7 @@ done:
 }
 
 /* Decodes the GEMM weights of a block into the buffer, unless they are there. */
-static DsvStatus decode_bucket(DsviDitFrozen *f, int64_t bucket)
+static DsvStatus decode_bucket(DsviDitFrozen *f, int64_t bucket, const Coded *coded)
 {
     const DsviParamTable *table = f->table;
     if (f->decoded_bucket == bucket)
@@ -311,8 +408,8 @@ static DsvStatus decode_bucket(DsviDitFrozen *f, int64_t bucket)
         int64_t at = param->offset - table->gemm[bucket];
         DsviF8DecodeArgs args = {
             .n = param->count,
-            .code = f->coded[bucket].code + at,
-            .scale = f->coded[bucket].scale + f->scale_at[i],
+            .code = coded->code + at,
+            .scale = coded->scale + f->scale_at[i],
             .out_dtype = f->act,
             .out = (char *)f->decoded + (size_t)at * dsvi_dtype_size(f->act),
         };
@@ -322,14 +419,28 @@ static DsvStatus decode_bucket(DsviDitFrozen *f, int64_t bucket)
     return DSV_OK;
 }
 
+/* DsviLentSource: all of a block. Its first piece begins where the block begins. */
+static DsviLentSource lent_source(const void *owner, int64_t block)
+{
+    const DsviDitFrozen *f = owner;
+    return (DsviLentSource){f->bucket[block + 1].acc, bucket_bytes(f, block + 1)};
+}
+
 static DsvStatus frozen_acquire(void *owner, DsviDitPass pass, int64_t bucket, DsviDitBucket *where)
 {
     DsviDitFrozen *f = owner;
-    (void)pass;
+    Coded coded = f->coded ? f->coded[bucket] : (Coded){0};
     *where = f->bucket[bucket];
+    if (is_lent_bucket(f, bucket)) {
+        DsviArena slot;
+        unsigned char *memory;
+        DSVI_TRY(dsvi_lent_acquire(&f->lent, pass, bucket - 1, lent_source, f, &memory));
+        dsvi_arena_bind(&slot, memory, f->lent.slot_bytes);
+        carve_bucket(f, &slot, bucket, where, &coded);
+    }
     if (!is_coded_bucket(f, bucket))
         return DSV_OK;
-    DSVI_TRY(decode_bucket(f, bucket));
+    DSVI_TRY(decode_bucket(f, bucket, &coded));
     where->act = f->decoded;
     return DSV_OK;
 }
