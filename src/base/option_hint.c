@@ -25,8 +25,8 @@ typedef struct Hint {
 #define SAMPLED "clips sampled in training show captions of the data; dsv sample takes --prompt TEXT"
 #define CAPTIONS "captions come from files beside the clips or from the list at data.path (docs/data.md)"
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
-#define NO_SWAP "blocks are not swapped to the host in this version: gradient_checkpointing, " \
-                "offload=states and sparse.offload_lists save memory"
+#define SWAP "offload chooses what waits in host memory: optimizer state (states) or frozen " \
+             "weights (weights); memory_gib is the limit of device memory"
 #define NO_IMAGE "dsv sample takes a picture as --image FILE; training of image-to-video is not in this " \
                  "version"
 #define BY_LAUNCHER "the number of processes is given to mpirun, srun or torchrun (docs/distributed.md)"
@@ -161,12 +161,12 @@ static const Hint HINTS[] = {
     {"fp8_scaled", CALLED("base_precision")},
     {"activation_checkpointing", CALLED("gradient_checkpointing")},
     {"use_gradient_checkpointing", CALLED("gradient_checkpointing")},
-    {"use_gradient_checkpointing_offload", NO_SWAP},
-    {"blocks_to_swap", NO_SWAP},
-    {"cpu_offload", NO_SWAP},
+    {"use_gradient_checkpointing_offload", SWAP},
+    {"blocks_to_swap", SWAP},
+    {"cpu_offload", SWAP},
     {"offload_optimizer", CALLED("offload, with the value states")},
     {"optimizer_offload", CALLED("offload, with the value states")},
-    {"offload_model", NO_SWAP},
+    {"offload_model", SWAP},
     {"optimizer_type", CALLED("optimizer")},
     {"use_8bit_adam", CALLED("optimizer, with the value adamw_8bit")},
     {"beta1", CALLED("adam_beta1")},

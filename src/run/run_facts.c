@@ -7,6 +7,7 @@
 #include <cjson/cJSON.h>
 
 #include "base/fs.h"
+#include "base/offload.h"
 
 void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64_t clips, DsviRunFacts *facts)
 {
@@ -14,13 +15,15 @@ void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64
     size_t host = t->host_arena.used + prefetch, lists = t->host_arena.by_class[DSVI_MEM_SPARSE];
     size_t state = t->host_arena.by_class[DSVI_MEM_WEIGHTS] + t->host_arena.by_class[DSVI_MEM_OPTIMIZER] +
                    t->host_arena.by_class[DSVI_MEM_EMA];
+    bool lends = dsvi_offloads(t->settings, "weights"); /* then no optimizer state is on the host */
     *facts = (DsviRunFacts){
         .trainer = t,
         .clips = clips,
         .program = program,
         .host = one_memory ? 0 : host - lists - state,
         .host_lists = one_memory ? 0 : lists,
-        .host_state = one_memory ? 0 : state,
+        .host_state = one_memory || lends ? 0 : state,
+        .host_weights = one_memory || !lends ? 0 : state,
         .total = t->arena.used + (one_memory ? host + program : 0),
     };
     for (int c = 0; c < DSVI_MEM_CLASS_COUNT; c++)
@@ -45,6 +48,9 @@ void dsvi_run_facts_memory(const DsviRunFacts *facts, char *line, size_t line_by
     if (facts->host_state > 0)
         used += snprintf(line + used, line_bytes - (size_t)used, " optimizer state %.1f,",
                          (double)facts->host_state * mib);
+    if (facts->host_weights > 0)
+        used += snprintf(line + used, line_bytes - (size_t)used, " weights of blocks %.1f,",
+                         (double)facts->host_weights * mib);
     snprintf(line + used, line_bytes - (size_t)used, " program and libraries %.0f",
              (double)facts->program * mib);
 }
@@ -65,7 +71,8 @@ static bool run_facts_add_memory(cJSON *object, const DsviRunFacts *facts)
     return whole && run_facts_add_number(memory, "program and libraries", (double)facts->program) &&
            run_facts_add_number(object, "memory_planned_bytes", (double)facts->total) &&
            run_facts_add_number(object, "lists_on_host_bytes", (double)facts->host_lists) &&
-           run_facts_add_number(object, "state_on_host_bytes", (double)facts->host_state);
+           run_facts_add_number(object, "state_on_host_bytes", (double)facts->host_state) &&
+           run_facts_add_number(object, "weights_on_host_bytes", (double)facts->host_weights);
 }
 
 static bool add_model(cJSON *object, const DsviRunFacts *facts)

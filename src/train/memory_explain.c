@@ -37,11 +37,13 @@ static void offload_lists(const DsviTrainer *t, DsvConfig *settings)
                                       t->backend->device->kind != DSVI_DEVICE_CPU;
 }
 
-/* Moves the optimizer's state to the host. A LoRA's state is small. */
-static void offload_states(const DsviTrainer *t, DsvConfig *settings)
+/* Moves to the host what takes most and is used least often: beside a LoRA the frozen weights, otherwise the
+ * optimizer's state. */
+static void offload_most(const DsviTrainer *t, DsvConfig *settings)
 {
-    if (settings->lora_rank == 0 && t->backend->device->kind != DSVI_DEVICE_CPU)
-        snprintf(settings->offload, sizeof settings->offload, "states");
+    if (t->backend->device->kind != DSVI_DEVICE_CPU)
+        snprintf(settings->offload, sizeof settings->offload, "%s",
+                 settings->lora_rank == 0 ? "states" : "weights");
 }
 
 static void divide_more(const DsviTrainer *t, DsvConfig *settings, int64_t stage)
@@ -89,7 +91,7 @@ static void apply_way(const DsviTrainer *t, DsvConfig *settings, int way)
     case 1: divide_more(t, settings, 2); break;
     case 2: keep_less(settings, "selective"); break;
     case 3: divide_more(t, settings, 3); break;
-    case 4: offload_states(t, settings); break;
+    case 4: offload_most(t, settings); break;
     case 5: keep_less(settings, "true"); break;
     case 6: store_less(settings); break;
     case 7: remember_less(settings, "adamw_bf16"); break;
@@ -179,21 +181,21 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
     size_t used = device->memory_used(device), limit = (size_t)dsvi_memory_limit(t->settings);
     size_t free_bytes = device->memory_bytes > used ? device->memory_bytes - used : 0;
     bool limited = limit > 0 && limit < free_bytes;
-    char largest[LINE], fit[LINE], buckets[LINE], room[LINE];
+    char largest[LINE], fit[LINE], buckets[LINE], room[LINE], with[LINE] = "";
     if (limited)
         snprintf(room, LINE, "memory_gib allows %.6g", t->settings->memory_gib);
     else
         snprintf(room, LINE, "of %.1f there are %.1f free", gib(device->memory_bytes), gib(free_bytes));
     free_bytes = limited ? limit : free_bytes;
+    if (strcmp(t->settings->offload, "none") != 0)
+        snprintf(with, LINE, " with offload=%s", t->settings->offload);
     name_largest(plan, largest);
     name_buckets(t, free_bytes, buckets);
     find_fit(t, free_bytes, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY,
                      "the run wants %.*f GiB of device memory%s, %s; "
                      "the most goes to %s GiB%s; %s%s",
-                     limited ? 3 : 1, gib(plan->used),
-                     strcmp(t->settings->offload, "states") == 0 ? " with offload=states" : "", room, largest,
-                     buckets,
+                     limited ? 3 : 1, gib(plan->used), with, room, largest, buckets,
                      fit[0] ? "it would fit with "
                             : "no checkpointing makes it fit: a smaller clip or "
                               "model would",
@@ -219,7 +221,7 @@ DsvStatus dsvi_memory_check(const DsviTrainer *t, const DsviArena *plan)
 {
     uint64_t limit = dsvi_memory_limit(t->settings);
     size_t device = t->backend->device->memory_bytes, all = t->backend->device->host_bytes;
-    bool offloads = strcmp(t->settings->offload, "states") == 0;
+    bool offloads = strcmp(t->settings->offload, "none") != 0;
     if ((limit > 0 && plan->used > limit) || plan->used > device)
         return dsvi_memory_explain(t, plan);
     if (all > 0 && t->here.sum > all)

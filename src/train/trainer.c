@@ -2,13 +2,11 @@
 #include "train/trainer.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/memory_limit.h"
 #include "dist/peers.h"
 #include "train/memory_explain.h"
+#include "train/trainer_offload.h"
 #include "train/trainer_sizes.h"
 
 static DsvStatus trainer_join_devices(DsviTrainer *t)
@@ -101,6 +99,7 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
 {
     const DsvConfig *settings = t->settings;
     const DsviDitConfig *config = &t->config;
+    DSVI_TRY(dsvi_trainer_offload_check(settings));
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
     t->trained = &t->table;
     if (settings->lora_rank > 0)
@@ -164,8 +163,9 @@ static bool has_channel_weights(const DsviTrainer *t)
 
 /* Lays out all device memory of a run. Called once to count bytes and once to assign addresses
  * (base/arena.h). */
-static void trainer_carve(DsviTrainer *t, DsviArena *arena)
+static void trainer_carve(void *trainer, DsviArena *arena)
 {
+    DsviTrainer *t = trainer;
     size_t batch = (size_t)t->settings->train_batch_size;
 
     if (t->frozen)
@@ -217,67 +217,7 @@ static void trainer_count(DsviTrainer *t, DsviArena *plan, DsviArena *host_plan)
     trainer_carve(t, plan);
     dsvi_arena_plan(host_plan);
     trainer_carve_host(t, host_plan);
-    dsvi_zero_carve_state(&t->zero, t->settings, host_plan);
-}
-
-/* With offload=states, chooses how many buckets keep their state in host memory: the fewest with which the
- * run keeps to memory_gib, because each costs time for its copies; all of them without memory_gib. If the run
- * cannot keep to memory_gib, the number with which it takes the least memory. */
-static void trainer_choose_hosted(DsviTrainer *t)
-{
-    uint64_t limit = dsvi_memory_limit(t->settings);
-    int64_t buckets = t->zero.shard.buckets, best = buckets;
-    size_t least = SIZE_MAX;
-    if (strcmp(t->settings->offload, "states") != 0)
-        return;
-    for (int64_t hosted = 0; hosted <= buckets && limit > 0 && least > limit; hosted++) {
-        DsviArena plan;
-        dsvi_arena_plan(&plan);
-        dsvi_zero_host_state(&t->zero, hosted);
-        trainer_carve(t, &plan);
-        if (plan.used < least) {
-            least = plan.used;
-            best = hosted;
-        }
-    }
-    dsvi_zero_host_state(&t->zero, best);
-}
-
-/* Allocates the host memory of the optimizer's state: page-locked memory, or pageable memory if the system
- * refuses to lock so much, which `log` reports. */
-static DsvStatus trainer_allocate_state(DsviTrainer *t, DsviSparseLog *log, void *log_context)
-{
-    enum { ALIGNMENT = 256 };
-    DsviDevice *device = t->backend->device;
-    DsviArena arena;
-    char line[256];
-    dsvi_arena_plan(&arena);
-    dsvi_zero_carve_state(&t->zero, t->settings, &arena);
-    size_t bytes = arena.used;
-    if (bytes == 0)
-        return DSV_OK;
-    DsvStatus status = device->host_alloc(device, bytes, &t->state_memory);
-    if (status == DSV_E_NO_MEMORY) {
-        t->state_pageable = true;
-        t->state_memory = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-        if (!t->state_memory)
-            return DSVI_FAIL(DSV_E_NO_MEMORY, "offload=states: no %zu bytes of host memory", bytes);
-        snprintf(
-            line, sizeof line,
-            "offload=states: the system refuses to page-lock %.1f GiB; the optimizer state waits in pageable "
-            "memory, which makes its copies slower",
-            (double)bytes / 1073741824.0);
-        if (log)
-            log(log_context, line);
-        status = DSV_OK;
-    }
-    DSVI_TRY(status);
-    dsvi_arena_bind(&arena, t->state_memory, bytes);
-    dsvi_zero_carve_state(&t->zero, t->settings, &arena);
-    t->host_arena.used += bytes;
-    for (int c = 0; c < DSVI_MEM_CLASS_COUNT; c++)
-        t->host_arena.by_class[c] += arena.by_class[c];
-    return DSV_OK;
+    dsvi_trainer_offload_carve(t, host_plan);
 }
 
 static DsvStatus trainer_allocate_host(DsviTrainer *t)
@@ -324,7 +264,7 @@ static DsvStatus trainer_allocate(DsviTrainer *t, DsviSparseLog *log, void *log_
     dsvi_arena_bind(&t->arena, t->memory, plan.used);
     trainer_carve(t, &t->arena);
     DSVI_TRY(trainer_allocate_host(t));
-    return trainer_allocate_state(t, log, log_context);
+    return dsvi_trainer_offload_open(t, log, log_context);
 }
 
 /* Uploads the loss weight of each latent channel: the pixel error that an error of the channel causes, to
@@ -372,7 +312,7 @@ static DsvStatus trainer_prepare(const DsviTrainerArgs *args, const DsviMesh *me
     DSVI_TRY_GOTO(status, dsvi_trainer_sizes_list(t, &t->clips), fail);
     t->latent = t->sizes[t->main_size].latent;
     DSVI_TRY_GOTO(status, trainer_make_parts(t, args->log, args->log_context), fail);
-    trainer_choose_hosted(t);
+    dsvi_trainer_offload_choose(t, trainer_carve);
     *out = t;
     return DSV_OK;
 fail:
@@ -496,10 +436,7 @@ void dsvi_trainer_free(DsviTrainer **trainer)
     dsvi_param_table_free(&t->table);
     t->backend->device->mem_free(t->backend->device, t->memory);
     t->backend->device->host_free(t->backend->device, t->host_memory);
-    if (t->state_pageable)
-        free(t->state_memory);
-    else
-        t->backend->device->host_free(t->backend->device, t->state_memory);
+    dsvi_host_pool_close(t->backend->device, &t->waiting);
     free(t);
     *trainer = NULL;
 }

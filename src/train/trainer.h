@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "data/clip_sizes.h"
+#include "device/host_pool.h"
 #include "dist/mesh.h"
 #include "dist/peers.h"
 #include "dsv/config.h"
@@ -86,9 +87,8 @@ typedef struct DsviTrainer {
     void *memory;            /* the one device allocation */
     DsviArena arena;         /* layout of `memory` */
     void *host_memory;       /* the one host allocation, made by the device (pinned on a GPU) */
-    void *state_memory;      /* optimizer state that waits in host memory; NULL: none (DsviZero.hosted) */
-    bool state_pageable;     /* state_memory could not be page-locked and was allocated with aligned_alloc */
-    DsviArena host_arena;    /* layout of `host_memory`; `used` and `by_class` count state_memory too */
+    DsviHostPool waiting;    /* what waits in host memory (trainer_offload.h) */
+    DsviArena host_arena;    /* layout of `host_memory`; `used` and `by_class` count `waiting` too */
     size_t host_available;   /* bytes of host memory that could be allocated before the run took any */
     DsviPeersOnMachine here; /* here.sum: bytes of host memory of all ranks on this machine */
 

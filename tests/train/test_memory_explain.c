@@ -248,6 +248,67 @@ static void tells_what_lists_take_of_the_host(void **state)
     close_bench(&b);
 }
 
+static void plan_with(Bench *b, const char *option, DsviArena *device, DsviArena *host)
+{
+    DsviTrainer like = {
+        .settings = &b->settings, .backend = &b->backend, .codec = b->codec, .config = b->config};
+    if (option)
+        assert_ok(dsv_config_set(&b->settings, option));
+    assert_ok(dsvi_mesh_make(&b->settings, NULL, &like.mesh));
+    assert_ok(dsvi_trainer_plan(&like, &b->settings, device, host));
+    dsvi_mesh_free(&like.mesh);
+}
+
+static size_t host_free;
+
+static size_t host_available(DsviDevice *device)
+{
+    (void)device;
+    return host_free;
+}
+
+/* Frozen weights beside a LoRA wait in host memory, as many as memory_gib requires; the plan counts them
+ * there, and a host that is too small is refused before anything is allocated. */
+static void frozen_weights_leave_for_a_limit(void **state)
+{
+    DsviArena kept, lent, some, kept_host, lent_host, some_host;
+    DsviTrainer *trainer;
+    DsviRunFacts facts;
+    char option[64], line[512];
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    const DsviTrainerArgs args = {
+        .settings = &b.settings, .backend = &b.backend, .codec = b.codec, .config = &b.config};
+    b.settings.lora_rank = 4;
+    b.backend.device->kind = DSVI_DEVICE_CUDA;
+    plan_with(&b, NULL, &kept, &kept_host);
+    plan_with(&b, "offload=weights", &lent, &lent_host);
+    size_t block = (lent_host.used - kept_host.used) / 6; /* all six wait, two of them have slots */
+    assert_true(block > 0);
+    assert_int_equal(kept.used - lent.used, 4 * block);
+    snprintf(option, sizeof option, "memory_gib=%.17g", (double)(lent.used + 2 * block) / 1073741824.0);
+    plan_with(&b, option, &some, &some_host);
+    assert_int_equal(some.used, lent.used + 2 * block);
+    assert_int_equal(some_host.used, lent_host.used - 2 * block);
+    assert_ok(dsvi_trainer_create(&args, &trainer));
+    assert_int_equal(trainer->arena.used, some.used);
+    assert_int_equal(trainer->host_arena.used, some_host.used);
+    dsvi_run_facts(trainer, 0, 0, 1, &facts);
+    assert_int_equal(facts.host_weights, 4 * block);
+    assert_int_equal(facts.host + facts.host_weights, some_host.used);
+    dsvi_run_facts_memory(&facts, line, sizeof line);
+    assert_non_null(strstr(line, ", weights of blocks "));
+    dsvi_trainer_free(&trainer);
+    b.backend.device->host_available = host_available;
+    host_free = some_host.used - 1;
+    assert_fails(DSV_E_NO_MEMORY, "1 rank on this machine wants ", dsvi_trainer_create(&args, &trainer));
+    b.settings.memory_gib = (double)(lent.used - 1) / 1073741824.0;
+    assert_fails(DSV_E_NO_MEMORY, " with offload=weights, memory_gib allows",
+                 dsvi_trainer_create(&args, &trainer));
+    close_bench(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -256,6 +317,7 @@ int main(void)
         cmocka_unit_test(says_that_nothing_fits),
         cmocka_unit_test(says_that_lists_may_leave),
         cmocka_unit_test(says_what_may_be_stored_in_8_bits),
+        cmocka_unit_test(frozen_weights_leave_for_a_limit),
         cmocka_unit_test(tells_what_lists_take_of_the_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

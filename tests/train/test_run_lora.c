@@ -285,6 +285,43 @@ static void frozen_weights_in_8_bits(void **state)
     assert_ok(dsvi_folder_remove(resumed));
 }
 
+/* With the frozen weights in host memory a run has the bits of one with them on the device: its steps,
+ * held-out losses and clips, and the steps after a stop. The model has more blocks than there are slots for
+ * them. */
+static void frozen_weights_in_host_memory(void **state)
+{
+    static const char *const FORMS[][2] = {{"bf16", "selective"}, {"fp8", "true"}};
+    DsvConfig settings;
+    char deep[DSVI_PATH_MAX];
+    (void)state;
+    snprintf(deep, sizeof deep, "%s", tiny_folder());
+    run_settings(&settings, deep);
+    set(&settings, "model.num_layers", "5");
+    set(&settings, "max_train_steps", "3");
+    assert_ok(dsv_train(&settings, NULL, NULL));
+    for (int i = 0; i < 2; i++) {
+        const char *kept = tiny_folder(), *lent = tiny_folder();
+        Stopper stopper = {.steps = 5};
+        DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
+        lora_settings(&settings, kept);
+        set(&settings, "model.path", deep);
+        set(&settings, "base_precision", FORMS[i][0]);
+        set(&settings, "gradient_checkpointing", FORMS[i][1]);
+        set(&settings, "validation_at_end", "true");
+        assert_ok(dsv_train(&settings, NULL, NULL));
+        set(&settings, "output_dir", lent);
+        set(&settings, "offload", "weights");
+        assert_fails(DSV_E_INTERRUPTED, "stopped after step", dsv_train(&settings, &events, NULL));
+        set(&settings, "resume_from_checkpoint", "latest");
+        assert_ok(dsv_train(&settings, NULL, NULL));
+        same_lora_runs(kept, lent);
+        assert_true(last_held_out_loss(kept) == last_held_out_loss(lent));
+        assert_ok(dsvi_folder_remove(kept));
+        assert_ok(dsvi_folder_remove(lent));
+    }
+    assert_ok(dsvi_folder_remove(deep));
+}
+
 static void wrong_settings_are_refused(void **state)
 {
     DsvConfig settings;
@@ -308,6 +345,9 @@ static void wrong_settings_are_refused(void **state)
     run_settings(&settings, folder);
     set(&settings, "base_precision", "fp8");
     assert_fails(DSV_E_USAGE, "base_precision is fp8 and lora_rank is 0", dsv_train(&settings, NULL, NULL));
+    run_settings(&settings, folder);
+    set(&settings, "offload", "weights");
+    assert_fails(DSV_E_USAGE, "offload is weights and lora_rank is 0", dsv_train(&settings, NULL, NULL));
     assert_ok(dsvi_folder_remove(folder));
 }
 
@@ -318,6 +358,7 @@ int main(void)
         cmocka_unit_test(a_resumed_run_equals_one_without_a_stop),
         cmocka_unit_test(averages_follow_the_matrices),
         cmocka_unit_test(frozen_weights_in_8_bits),
+        cmocka_unit_test(frozen_weights_in_host_memory),
         cmocka_unit_test(wrong_settings_are_refused),
     };
     return cmocka_run_group_tests(tests, make_base, remove_base);

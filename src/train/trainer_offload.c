@@ -1,0 +1,72 @@
+/* Implements trainer_offload.h. */
+#include "train/trainer_offload.h"
+
+#include <stdio.h>
+
+#include "base/memory_limit.h"
+#include "base/offload.h"
+
+DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings)
+{
+    if (dsvi_offloads(settings, "weights") && settings->lora_rank == 0)
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "offload is %s and lora_rank is 0, expected a LoRA: weights that are trained stay on "
+            "the device, and offload=states moves what the optimizer keeps beside them",
+            settings->offload);
+    return DSV_OK;
+}
+
+static void choose_states(DsviTrainer *t, dsvi_layout_fn *layout)
+{
+    uint64_t limit = dsvi_memory_limit(t->settings);
+    int64_t buckets = t->zero.shard.buckets, best = buckets;
+    size_t least = SIZE_MAX;
+    for (int64_t hosted = 0; hosted <= buckets && limit > 0 && least > limit; hosted++) {
+        DsviArena plan;
+        dsvi_arena_plan(&plan);
+        dsvi_zero_host_state(&t->zero, hosted);
+        layout(t, &plan);
+        if (plan.used < least) {
+            least = plan.used;
+            best = hosted;
+        }
+    }
+    dsvi_zero_host_state(&t->zero, best);
+}
+
+void dsvi_trainer_offload_choose(DsviTrainer *t, dsvi_layout_fn *layout)
+{
+    if (dsvi_offloads(t->settings, "states"))
+        choose_states(t, layout);
+    if (dsvi_offloads(t->settings, "weights"))
+        dsvi_dit_frozen_choose_lent(t->frozen, t->backend->device, true,
+                                    (size_t)dsvi_memory_limit(t->settings), layout, t);
+}
+
+void dsvi_trainer_offload_carve(void *trainer, DsviArena *arena)
+{
+    DsviTrainer *t = trainer;
+    dsvi_zero_carve_state(&t->zero, t->settings, arena);
+    if (t->frozen)
+        dsvi_dit_frozen_carve_host(t->frozen, arena);
+}
+
+DsvStatus dsvi_trainer_offload_open(DsviTrainer *t, DsviSparseLog *log, void *log_context)
+{
+    DsviHostPool *pool = &t->waiting;
+    char line[256];
+    DsvStatus status = dsvi_host_pool_open(t->backend->device, dsvi_trainer_offload_carve, t, pool);
+    if (status != DSV_OK)
+        return dsvi_fail_prefix(status, "offload=%s", t->settings->offload);
+    snprintf(line, sizeof line,
+             "offload=%s: the system refuses to page-lock %.1f GiB, which now wait in pageable memory; this "
+             "makes their copies slower",
+             t->settings->offload, (double)pool->arena.used / 1073741824.0);
+    if (pool->pageable && log)
+        log(log_context, line);
+    t->host_arena.used += pool->arena.used;
+    for (int c = 0; c < DSVI_MEM_CLASS_COUNT; c++)
+        t->host_arena.by_class[c] += pool->arena.by_class[c];
+    return DSV_OK;
+}

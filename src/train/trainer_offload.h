@@ -1,0 +1,28 @@
+/* What waits in host memory while the device does not use it (option offload): how much of it, and its
+ * memory. How it travels: zero_offload.c (optimizer state), model/dit/dit_lent.c (frozen weights). */
+#ifndef DSVI_TRAINER_OFFLOAD_H
+#define DSVI_TRAINER_OFFLOAD_H
+
+#include "device/carve.h"
+#include "train/trainer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Fails with DSV_E_USAGE if the option asks for what this run does not have. */
+DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings);
+/* Chooses how many blocks wait in host memory: the fewest with which the device memory that `layout` takes of
+ * the trainer is at most memory_gib, because each costs time for its copies; all of them without memory_gib.
+ * If no number suffices, the one with which it takes the least memory. */
+void dsvi_trainer_offload_choose(DsviTrainer *trainer, dsvi_layout_fn *layout);
+/* Takes the host memory of what waits there (dsvi_layout_fn). */
+void dsvi_trainer_offload_carve(void *trainer, DsviArena *arena);
+/* Allocates that memory and counts it in trainer->host_arena. `log` receives a line if it cannot be
+ * page-locked. */
+DsvStatus dsvi_trainer_offload_open(DsviTrainer *trainer, DsviSparseLog *log, void *log_context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
