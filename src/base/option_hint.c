@@ -25,8 +25,8 @@ typedef struct Hint {
 #define SAMPLED "clips sampled in training show captions of the data; dsv sample takes --prompt TEXT"
 #define CAPTIONS "captions come from files beside the clips or from the list at data.path (docs/data.md)"
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
-#define SWAP "offload chooses what waits in host memory: optimizer state (states) or frozen " \
-             "weights (weights); memory_gib is the limit of device memory"
+#define SWAP "offload chooses what waits in host memory: optimizer state (states), frozen " \
+             "weights (weights), kept activations (residual); memory_gib is the limit of device memory"
 #define NO_IMAGE "dsv sample takes a picture as --image FILE; training of image-to-video is not in this " \
                  "version"
 #define BY_LAUNCHER "the number of processes is given to mpirun, srun or torchrun (docs/distributed.md)"
@@ -161,7 +161,7 @@ static const Hint HINTS[] = {
     {"fp8_scaled", CALLED("base_precision")},
     {"activation_checkpointing", CALLED("gradient_checkpointing")},
     {"use_gradient_checkpointing", CALLED("gradient_checkpointing")},
-    {"use_gradient_checkpointing_offload", SWAP},
+    {"use_gradient_checkpointing_offload", CALLED("offload, with the value residual")},
     {"blocks_to_swap", SWAP},
     {"cpu_offload", SWAP},
     {"offload_optimizer", CALLED("offload, with the value states")},

@@ -15,14 +15,16 @@ void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64
     size_t host = t->host_arena.used + prefetch, lists = t->host_arena.by_class[DSVI_MEM_SPARSE];
     size_t state = t->host_arena.by_class[DSVI_MEM_WEIGHTS] + t->host_arena.by_class[DSVI_MEM_OPTIMIZER] +
                    t->host_arena.by_class[DSVI_MEM_EMA];
+    size_t kept = t->host_arena.by_class[DSVI_MEM_ACTIVATIONS];
     bool lends = dsvi_offloads(t->settings, "weights"); /* then no optimizer state is on the host */
     *facts = (DsviRunFacts){
         .trainer = t,
         .clips = clips,
         .program = program,
-        .host = one_memory ? 0 : host - lists - state,
+        .host = one_memory ? 0 : host - lists - state - kept,
         .host_lists = one_memory ? 0 : lists,
         .host_state = one_memory || lends ? 0 : state,
+        .host_kept = one_memory ? 0 : kept,
         .host_weights = one_memory || !lends ? 0 : state,
         .total = t->arena.used + (one_memory ? host + program : 0),
     };
@@ -48,6 +50,9 @@ void dsvi_run_facts_memory(const DsviRunFacts *facts, char *line, size_t line_by
     if (facts->host_state > 0)
         used += snprintf(line + used, line_bytes - (size_t)used, " optimizer state %.1f,",
                          (double)facts->host_state * mib);
+    if (facts->host_kept > 0)
+        used += snprintf(line + used, line_bytes - (size_t)used, " kept activations %.1f,",
+                         (double)facts->host_kept * mib);
     if (facts->host_weights > 0)
         used += snprintf(line + used, line_bytes - (size_t)used, " weights of blocks %.1f,",
                          (double)facts->host_weights * mib);
@@ -72,6 +77,7 @@ static bool run_facts_add_memory(cJSON *object, const DsviRunFacts *facts)
            run_facts_add_number(object, "memory_planned_bytes", (double)facts->total) &&
            run_facts_add_number(object, "lists_on_host_bytes", (double)facts->host_lists) &&
            run_facts_add_number(object, "state_on_host_bytes", (double)facts->host_state) &&
+           run_facts_add_number(object, "activations_on_host_bytes", (double)facts->host_kept) &&
            run_facts_add_number(object, "weights_on_host_bytes", (double)facts->host_weights);
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/memory_limit.h"
+#include "base/offload.h"
 
 enum { CLASSES_NAMED = 3, LINE = 512 };
 
@@ -41,9 +42,22 @@ static void offload_lists(const DsviTrainer *t, DsvConfig *settings)
  * optimizer's state. */
 static void offload_most(const DsviTrainer *t, DsvConfig *settings)
 {
-    if (t->backend->device->kind != DSVI_DEVICE_CPU)
-        snprintf(settings->offload, sizeof settings->offload, "%s",
-                 settings->lora_rank == 0 ? "states" : "weights");
+    const char *most = settings->lora_rank == 0 ? "states" : "weights";
+    if (t->backend->device->kind != DSVI_DEVICE_CPU && !dsvi_offloads(settings, most))
+        snprintf(settings->offload, sizeof settings->offload, "%s%s", most,
+                 dsvi_offloads(settings, "residual") ? "+residual" : "");
+}
+
+/* Moves what is kept of each block to the host, beside what is there already. */
+static void offload_kept(const DsviTrainer *t, DsvConfig *settings)
+{
+    if (t->backend->device->kind == DSVI_DEVICE_CPU || dsvi_offloads(settings, "residual") ||
+        dsvi_dit_keep(settings) == DSVI_KEEP_ALL)
+        return;
+    const char *now = dsvi_offloads(settings, "states")    ? "states+"
+                      : dsvi_offloads(settings, "weights") ? "weights+"
+                                                           : "";
+    snprintf(settings->offload, sizeof settings->offload, "%sresidual", now);
 }
 
 static void divide_more(const DsviTrainer *t, DsvConfig *settings, int64_t stage)
@@ -80,7 +94,7 @@ static void remember_less(DsvConfig *settings, const char *optimizer)
         snprintf(settings->optimizer, sizeof settings->optimizer, "%s", optimizer);
 }
 
-enum { WAYS = 10 };
+enum { WAYS = 11 };
 
 /* Changes `settings` in way number `way` to use less memory. The ways that slow training least have the
  * lowest numbers. */
@@ -93,9 +107,10 @@ static void apply_way(const DsviTrainer *t, DsvConfig *settings, int way)
     case 3: divide_more(t, settings, 3); break;
     case 4: offload_most(t, settings); break;
     case 5: keep_less(settings, "true"); break;
-    case 6: store_less(settings); break;
-    case 7: remember_less(settings, "adamw_bf16"); break;
-    case 8: remember_less(settings, "adamw_8bit"); break;
+    case 6: offload_kept(t, settings); break;
+    case 7: store_less(settings); break;
+    case 8: remember_less(settings, "adamw_bf16"); break;
+    case 9: remember_less(settings, "adamw_8bit"); break;
     default: split_batch(settings);
     }
 }

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/offload.h"
 #include "dist/peers.h"
 #include "train/memory_explain.h"
 #include "train/trainer_offload.h"
@@ -54,6 +55,7 @@ static DsviDitShape trainer_dit_shape(const DsviTrainer *t)
         .act = dsvi_dit_act(settings),
         .backward = true,
         .keep = dsvi_dit_keep(settings),
+        .offload = dsvi_offloads(settings, "residual"),
         .loss = true,
         .grad_begin = dsvi_zero_grad_begin(&t->zero),
         .lora = trainer_lora(t),
@@ -418,6 +420,7 @@ void dsvi_trainer_free(DsviTrainer **trainer)
     DsviTrainer *t = *trainer;
     if (!t)
         return;
+    dsvi_trainer_offload_settle(t);
     dsvi_zero_free(&t->zero);
     if (t->device_comm != t->comm)
         dsvi_comm_close(&t->device_comm);

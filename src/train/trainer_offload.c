@@ -5,6 +5,7 @@
 
 #include "base/memory_limit.h"
 #include "base/offload.h"
+#include "train/trainer_sizes.h"
 
 DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings)
 {
@@ -13,6 +14,12 @@ DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings)
             DSV_E_USAGE,
             "offload is %s and lora_rank is 0, expected a LoRA: weights that are trained stay on "
             "the device, and offload=states moves what the optimizer keeps beside them",
+            settings->offload);
+    if (dsvi_offloads(settings, "residual") && dsvi_dit_keep(settings) == DSVI_KEEP_ALL)
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "offload is %s and gradient_checkpointing is false, expected true or selective: only "
+            "what these keep of a block waits in host memory",
             settings->offload);
     return DSV_OK;
 }
@@ -50,6 +57,7 @@ void dsvi_trainer_offload_carve(void *trainer, DsviArena *arena)
     dsvi_zero_carve_state(&t->zero, t->settings, arena);
     if (t->frozen)
         dsvi_dit_frozen_carve_host(t->frozen, arena);
+    dsvi_trainer_sizes_carve_kept(t, arena);
 }
 
 DsvStatus dsvi_trainer_offload_open(DsviTrainer *t, DsviSparseLog *log, void *log_context)
@@ -69,4 +77,15 @@ DsvStatus dsvi_trainer_offload_open(DsviTrainer *t, DsviSparseLog *log, void *lo
     for (int c = 0; c < DSVI_MEM_CLASS_COUNT; c++)
         t->host_arena.by_class[c] += pool->arena.by_class[c];
     return DSV_OK;
+}
+
+void dsvi_trainer_offload_settle(DsviTrainer *t)
+{
+    DsviDevice *device = t->backend->device;
+    DsviStatusRecord first = *dsvi_status_record();
+    if (!t->waiting.memory)
+        return;
+    (void)device->sync(device->uploads);
+    (void)device->sync(device->downloads);
+    *dsvi_status_record() = first; /* the message of what ended the run */
 }

@@ -1,5 +1,6 @@
 /* What waits in host memory while the device does not use it (option offload): how much of it, and its
- * memory. How it travels: zero_offload.c (optimizer state), model/dit/dit_lent.c (frozen weights). */
+ * memory. How it travels: zero_offload.c (optimizer state), model/dit/dit_lent.c (frozen weights),
+ * model/dit/dit_stack.c (kept activations). */
 #ifndef DSVI_TRAINER_OFFLOAD_H
 #define DSVI_TRAINER_OFFLOAD_H
 
@@ -14,13 +15,16 @@ extern "C" {
 DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings);
 /* Chooses how many blocks wait in host memory: the fewest with which the device memory that `layout` takes of
  * the trainer is at most memory_gib, because each costs time for its copies; all of them without memory_gib.
- * If no number suffices, the one with which it takes the least memory. */
+ * If no number suffices, the one with which it takes the least memory. Kept activations wait all or none. */
 void dsvi_trainer_offload_choose(DsviTrainer *trainer, dsvi_layout_fn *layout);
 /* Takes the host memory of what waits there (dsvi_layout_fn). */
 void dsvi_trainer_offload_carve(void *trainer, DsviArena *arena);
 /* Allocates that memory and counts it in trainer->host_arena. `log` receives a line if it cannot be
  * page-locked. */
 DsvStatus dsvi_trainer_offload_open(DsviTrainer *trainer, DsviSparseLog *log, void *log_context);
+
+/* Waits until no copy uses that memory, before it is freed after a failure. */
+void dsvi_trainer_offload_settle(DsviTrainer *trainer);
 
 #ifdef __cplusplus
 }

@@ -143,6 +143,17 @@ void dsvi_trainer_sizes_carve_host(DsviTrainer *t, DsviArena *arena)
     dsvi_arena_overlay_end(arena, &over);
 }
 
+void dsvi_trainer_sizes_carve_kept(DsviTrainer *t, DsviArena *arena)
+{
+    DsviArenaOverlay over = dsvi_arena_overlay_begin(arena);
+    for (int64_t i = 0; i < t->size_count; i++) {
+        if (i > 0)
+            dsvi_arena_overlay_next(arena, &over);
+        dsvi_dit_carve_host(t->sizes[i].dit, arena);
+    }
+    dsvi_arena_overlay_end(arena, &over);
+}
+
 const DsviTrainerSize *dsvi_trainer_sizes_largest(const DsviTrainer *t)
 {
     const DsviTrainerSize *largest = &t->sizes[0];

@@ -22,6 +22,8 @@ void dsvi_trainer_sizes_free(DsviTrainer *trainer);
 void dsvi_trainer_sizes_carve(DsviTrainer *trainer, DsviArena *arena);
 void dsvi_trainer_sizes_carve_pass(DsviTrainer *trainer, DsviArena *arena);
 void dsvi_trainer_sizes_carve_host(DsviTrainer *trainer, DsviArena *arena);
+/* Takes host memory for activations that wait there (offload=residual). Sizes share it. */
+void dsvi_trainer_sizes_carve_kept(DsviTrainer *trainer, DsviArena *arena);
 /* Returns the size whose passes need the most memory; valid after a carve. */
 const DsviTrainerSize *dsvi_trainer_sizes_largest(const DsviTrainer *trainer);
 

@@ -4,10 +4,11 @@
 
 #include "base/scratch.h"
 #include "device/host_pool.h"
+#include "late_device.h"
 #include "model/dit/dit_frozen.h"
 #include "model/dit/dit_lent.h"
 
-enum { BLOCKS = 7, COPIES_MAX = 8 };
+enum { BLOCKS = 7 };
 
 static void carve_frozen(void *frozen, DsviArena *arena)
 {
@@ -17,59 +18,6 @@ static void carve_frozen(void *frozen, DsviArena *arena)
 static void carve_frozen_host(void *frozen, DsviArena *arena)
 {
     dsvi_dit_frozen_carve_host(frozen, arena);
-}
-
-/* ---- a device whose uploads are as late as its streams allow ---- */
-
-static struct {
-    DsviStream *stream, *uploads; /* `uploads` is only an address */
-    struct {
-        void *to;
-        const void *from;
-        size_t bytes;
-    } copy[COPIES_MAX];
-    int waiting;
-    int64_t uploaded;
-} late;
-
-static DsvStatus late_upload(DsviStream *stream, void *to, const void *from, size_t bytes)
-{
-    if (stream != late.uploads) {
-        memcpy(to, from, bytes);
-        return DSV_OK;
-    }
-    assert_true(late.waiting < COPIES_MAX);
-    late.copy[late.waiting].to = to;
-    late.copy[late.waiting].from = from;
-    late.copy[late.waiting++].bytes = bytes;
-    late.uploaded++;
-    return DSV_OK;
-}
-
-static DsvStatus late_sync(DsviStream *stream)
-{
-    for (int i = 0; stream == late.uploads && i < late.waiting; i++)
-        memcpy(late.copy[i].to, late.copy[i].from, late.copy[i].bytes);
-    late.waiting = stream == late.uploads ? 0 : late.waiting;
-    return DSV_OK;
-}
-
-static DsvStatus late_follow(DsviStream *stream, DsviStream *leader)
-{
-    (void)stream;
-    return late_sync(leader);
-}
-
-static void make_late(DsviDevice *device)
-{
-    static int64_t stream;
-    late.stream = device->stream;
-    late.uploads = (DsviStream *)&stream;
-    late.waiting = 0;
-    device->uploads = late.uploads;
-    device->upload = late_upload;
-    device->sync = late_sync;
-    device->follow = late_follow;
 }
 
 /* ---- outputs ---- */
@@ -115,14 +63,14 @@ static void same_output(DsviDtype act, bool f8)
     config.num_layers = BLOCKS;
     shape.backward = false;
     dit_case_open(&c, &config, &shape, "base", 2, NULL);
-    make_late(c.backend.device);
+    late_device(c.backend.device, &c.backend.device->uploads);
     size_t bytes = (size_t)c.out_elements * sizeof(float);
     float *flat = dit_case_random_weights(&c.table, 0.1), *wanted = malloc(bytes);
     dit_case_randomise(&c, 1);
     assert_ok(dsvi_weights_write(scratch_path("model"), &c.table, flat, DSVI_F32, 1 << 30));
     for (size_t i = 0; i < sizeof LENT / sizeof *LENT; i++) {
         open_weights(&c, act, f8, LENT[i], false, &w);
-        late.uploaded = 0;
+        late.count = 0;
         for (int pass = 0; pass < PASSES; pass++) {
             memset(c.output, 0xff, bytes);
             dit_case_forward(&c);
@@ -131,7 +79,7 @@ static void same_output(DsviDtype act, bool f8)
             else
                 memcpy(wanted, c.output, bytes);
         }
-        assert_int_equal(late.uploaded, LENT[i] <= DSVI_LENT_SLOTS ? LENT[i] : PASSES * LENT[i] + 1);
+        assert_int_equal(late.count, LENT[i] <= DSVI_LENT_SLOTS ? LENT[i] : PASSES * LENT[i] + 1);
         close_weights(&c, &w);
     }
     dit_case_close(&c);
@@ -175,7 +123,7 @@ static void passes_forward_and_backward(void **state)
     (void)state;
     DsviBackend backend;
     assert_ok(dsvi_cpu_open("base", 1, &backend));
-    make_late(backend.device);
+    late_device(backend.device, &backend.device->uploads);
     for (int i = 0; i < BLOCKS; i++)
         memset(host[i], i + 1, sizeof host[i]);
     for (int64_t count = 1; count <= BLOCKS; count++) {
@@ -190,13 +138,13 @@ static void passes_forward_and_backward(void **state)
                 assert_int_equal(dsvi_lent_block(&lent, found++), block);
         assert_int_equal(found, count);
         for (int step = 0; step < 4; step++) {
-            late.uploaded = 0;
+            late.count = 0;
             for (int64_t block = 0; block < BLOCKS; block++)
                 expect_block(&lent, DSVI_PASS_FORWARD, block);
             for (int64_t block = BLOCKS - 1; block >= 0; block--)
                 expect_block(&lent, DSVI_PASS_BACKWARD, block);
             if (step > 0)
-                assert_int_equal(late.uploaded, count > DSVI_LENT_SLOTS ? 2 * (count - DSVI_LENT_SLOTS) : 0);
+                assert_int_equal(late.count, count > DSVI_LENT_SLOTS ? 2 * (count - DSVI_LENT_SLOTS) : 0);
         }
         for (int i = 0; i < 2 * BLOCKS; i++)
             expect_block(&lent, DSVI_PASS_FORWARD, i % BLOCKS);

@@ -309,6 +309,28 @@ static void frozen_weights_leave_for_a_limit(void **state)
     close_bench(&b);
 }
 
+/* What is kept of all blocks but the last waits in host memory; the device keeps buffers for two blocks of
+ * it, and the input of the head has one of them. */
+static void kept_activations_leave(void **state)
+{
+    DsviArena kept, moved, kept_host, moved_host;
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    b.settings.lora_rank = 4; /* its gradients, which share memory with activations, are small */
+    plan_with(&b, "gradient_checkpointing=true", &kept, &kept_host);
+    plan_with(&b, "offload=residual", &moved, &moved_host);
+    size_t block = (moved_host.used - kept_host.used) / 5;
+    assert_true(block > 0);
+    /* Gradients, which took memory of activations, now take their own. */
+    assert_true(kept.used - moved.used <= 5 * block && kept.used - moved.used > 4 * block);
+    plan_with(&b, "gradient_checkpointing=selective", &moved, &moved_host);
+    plan_with(&b, "offload=none", &kept, &kept_host);
+    assert_true(moved_host.used - kept_host.used > 5 * block);
+    assert_true(kept.used - moved.used > 5 * block);
+    close_bench(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -318,6 +340,7 @@ int main(void)
         cmocka_unit_test(says_that_lists_may_leave),
         cmocka_unit_test(says_what_may_be_stored_in_8_bits),
         cmocka_unit_test(frozen_weights_leave_for_a_limit),
+        cmocka_unit_test(kept_activations_leave),
         cmocka_unit_test(tells_what_lists_take_of_the_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

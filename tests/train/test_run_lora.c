@@ -290,7 +290,8 @@ static void frozen_weights_in_8_bits(void **state)
  * them. */
 static void frozen_weights_in_host_memory(void **state)
 {
-    static const char *const FORMS[][2] = {{"bf16", "selective"}, {"fp8", "true"}};
+    static const char *const FORMS[][3] = {{"bf16", "selective", "weights"},
+                                           {"fp8", "true", "weights+residual"}};
     DsvConfig settings;
     char deep[DSVI_PATH_MAX];
     (void)state;
@@ -310,7 +311,7 @@ static void frozen_weights_in_host_memory(void **state)
         set(&settings, "validation_at_end", "true");
         assert_ok(dsv_train(&settings, NULL, NULL));
         set(&settings, "output_dir", lent);
-        set(&settings, "offload", "weights");
+        set(&settings, "offload", FORMS[i][2]);
         assert_fails(DSV_E_INTERRUPTED, "stopped after step", dsv_train(&settings, &events, NULL));
         set(&settings, "resume_from_checkpoint", "latest");
         assert_ok(dsv_train(&settings, NULL, NULL));

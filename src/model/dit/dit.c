@@ -150,7 +150,9 @@ DsvStatus dsvi_dit_create(DsviBackend *backend, const DsviDitConfig *config, con
     dit->saved = calloc(layers, sizeof *dit->saved);
     dit->bucket = calloc((size_t)table->buckets, sizeof *dit->bucket);
     dit->lora_bucket = calloc((size_t)table->buckets, sizeof *dit->lora_bucket);
-    if (!dit->params.blocks || !dit->residual || !dit->saved || !dit->bucket || !dit->lora_bucket) {
+    dit->host_kept = calloc(3 * layers, sizeof *dit->host_kept);
+    if (!dit->params.blocks || !dit->residual || !dit->host_kept || !dit->saved || !dit->bucket ||
+        !dit->lora_bucket) {
         dsvi_dit_free(&dit);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a model of %zu blocks", layers);
     }
@@ -165,6 +167,7 @@ void dsvi_dit_free(DsviDit **dit)
         return;
     free((*dit)->params.blocks);
     free((*dit)->residual);
+    free((*dit)->host_kept);
     free((*dit)->saved);
     free((*dit)->bucket);
     free((*dit)->lora_bucket);
@@ -261,14 +264,17 @@ DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timest
     if (loss)
         DSVI_TRY(dsvi_dit_target_rows(dit, loss->target));
     DSVI_TRY(dit_acquire(dit, DSVI_PASS_FORWARD, 0));
+    DSVI_TRY(dsvi_dit_stack_push(dit, 0));
     DSVI_TRY(dsvi_dit_embed_fwd(dit, latents, timestep, text));
     DSVI_TRY(dit_release(dit, DSVI_PASS_FORWARD, 0));
     for (int64_t block = 0; block < layers; block++) {
         DSVI_TRY(dit_acquire(dit, DSVI_PASS_FORWARD, block + 1));
+        DSVI_TRY(block > 0 ? dsvi_dit_stack_push(dit, block) : DSV_OK);
         DSVI_TRY(dsvi_dit_block_fwd(dit, block));
         DSVI_TRY(dit_release(dit, DSVI_PASS_FORWARD, block + 1));
     }
     DSVI_TRY(dit_acquire(dit, DSVI_PASS_FORWARD, layers + 1));
+    DSVI_TRY(dsvi_dit_stack_push(dit, layers));
     DSVI_TRY(loss ? dsvi_dit_head_loss(dit, loss) : dsvi_dit_head_fwd(dit, output));
     return dit_release(dit, DSVI_PASS_FORWARD, layers + 1);
 }
@@ -308,6 +314,7 @@ DsvStatus dsvi_dit_backward(DsviDit *dit, const void *doutput, void *dlatents, v
     DSVI_TRY(dit_release(dit, DSVI_PASS_BACKWARD, layers + 1));
     for (int64_t block = layers - 1; block >= 0; block--) {
         DSVI_TRY(dit_acquire(dit, DSVI_PASS_BACKWARD, block + 1));
+        DSVI_TRY(dsvi_dit_stack_pop(dit, block));
         DSVI_TRY(dsvi_dit_block_bwd(dit, block));
         DSVI_TRY(dit_release(dit, DSVI_PASS_BACKWARD, block + 1));
     }

@@ -44,6 +44,8 @@ typedef struct DsviDitShape {
     bool backward; /* a backward pass will follow: activations are kept, gradients have
                     * memory */
     DsviDitKeep keep;
+    bool offload;               /* with backward and unless `keep` is DSVI_KEEP_ALL: what is kept of a block
+                                 * waits in host memory (dsvi_dit_carve_host) between the passes */
     int64_t ffn_rows;           /* unless `keep` is DSVI_KEEP_ALL: largest number of the B x S rows that the
                                  * feed-forward layer processes at once; its activations have memory for
                                  * that many. 0: a number with which GEMMs reach their full speed */
@@ -137,6 +139,10 @@ void dsvi_dit_free(DsviDit **dit);
  * results and gradients have been read. The caller calls dsvi_sparse_carve itself. */
 void dsvi_dit_carve(DsviDit *dit, DsviArena *arena);
 void dsvi_dit_carve_pass(DsviDit *dit, DsviArena *arena);
+
+/* With shape.offload takes the page-locked host memory of kept activations; otherwise nothing. Its content is
+ * needed from a forward pass to the end of its backward pass. */
+void dsvi_dit_carve_host(DsviDit *dit, DsviArena *arena);
 
 /* Buffers for the caller inside the memory of a pass; NULL if the shape does not ask for them. */
 typedef struct DsviDitBuffers {

@@ -145,12 +145,14 @@ struct DsviDit {
     int32_t *order;              /* (all_tokens) device memory: the token order */
     void *rope_cos, *rope_sin;   /* (S, D / 2) acc */
     void **residual;             /* (num_layers + 1) pointers to (B, S, C) acc: the input of each block and of
-                                  * the head. Without backward all are the same buffer */
+                                  * the head. Without backward all are the same buffer, with shape.offload
+                                  * two buffers take turns */
     DsviDitSaved *saved;         /* (num_layers). Without backward, blocks share all buffers;
                                   * otherwise they share those that shape.keep does not keep */
     DsviDitEmbedded embedded;
     DsviDitScratch scratch;
     DsviDitBuffers room;
+    void **host_kept; /* (num_layers, 3) with shape.offload: host memory of what is kept of each block */
 
     uint64_t dropout_seed, first_sample; /* of dsvi_dit_set_samples */
 };
@@ -256,6 +258,22 @@ DsvStatus dsvi_dit_head_loss(DsviDit *dit, const DsviDitLoss *loss);
 /* Backward pass of the head: adds gradients to those of the weights, to scratch.dx and to scratch.dtime.
  * `doutput` is the gradient of the output; NULL: the gradient that dsvi_dit_head_loss has written. */
 DsvStatus dsvi_dit_head_bwd(DsviDit *dit, const void *doutput);
+
+/* ---- dit_plan.c ---- */
+
+/* Returns whether kept activations wait in host memory. */
+bool dsvi_dit_stacks(const DsviDit *dit);
+/* Returns the bytes of the log-sum-exp of a block's self-attention. */
+size_t dsvi_dit_lse_bytes(const DsviDit *dit);
+
+/* ---- dit_stack.c: without shape.offload these functions do nothing and return DSV_OK ---- */
+
+/* To be called in a forward pass before residual[block] is written, the input of a block or of the head:
+ * makes its buffers free, and sends what is kept of the block before it to the host. */
+DsvStatus dsvi_dit_stack_push(DsviDit *dit, int64_t block);
+/* To be called before the backward pass of a block: makes the compute stream wait for what is kept of the
+ * block, and fetches the block that comes next. */
+DsvStatus dsvi_dit_stack_pop(DsviDit *dit, int64_t block);
 
 /* ---- dit_block.c ---- */
 

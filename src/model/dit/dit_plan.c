@@ -177,7 +177,12 @@ static void carve_sublayers(DsviDit *dit, DsviArena *arena)
     dsvi_arena_overlay_end(arena, &over);
 }
 
-static size_t lse_bytes(const DsviDit *dit)
+bool dsvi_dit_stacks(const DsviDit *dit)
+{
+    return dit->shape.offload && dit->shape.backward && dit->shape.keep != DSVI_KEEP_ALL;
+}
+
+size_t dsvi_dit_lse_bytes(const DsviDit *dit)
 {
     if (dit->shape.cp)
         return dsvi_cp_lse_bytes(dit->shape.cp, dit->batch, dit->acc);
@@ -187,7 +192,7 @@ static size_t lse_bytes(const DsviDit *dit)
 static void carve_attended(const DsviDit *dit, DsviArena *arena, DsviDitSaved *saved)
 {
     saved->attended = dit_plan_take(arena, kept(dit), dit->act, dit->batch * dit->tokens * dit->width);
-    saved->lse = dsvi_arena_take(arena, kept(dit), lse_bytes(dit));
+    saved->lse = dsvi_arena_take(arena, kept(dit), dsvi_dit_lse_bytes(dit));
 }
 
 /* Takes all kept activations of a block except those of carve_attended. Without a backward pass q, k and v of
@@ -219,12 +224,14 @@ static void carve_saved(const DsviDit *dit, DsviArena *arena, DsviDitSaved *save
 }
 
 /* Takes the input of a block. Without backward all blocks share one buffer: each sum of the
- * residual stream and a sub-layer's output overwrites the residual stream. */
+ * residual stream and a sub-layer's output overwrites the residual stream. With shape.offload two
+ * buffers take turns (dit_stack.c). */
 static void carve_residual(DsviDit *dit, DsviArena *arena, int64_t block)
 {
-    bool separate = block == 0 || dit->shape.backward;
+    int64_t buffers = dsvi_dit_stacks(dit) ? 2 : dit->shape.backward ? dit->config.num_layers + 1 : 1;
     int64_t stream = dit->batch * dit->tokens * dit->width;
-    dit->residual[block] = separate ? dit_plan_take(arena, kept(dit), dit->acc, stream) : dit->residual[0];
+    dit->residual[block] = block < buffers ? dit_plan_take(arena, kept(dit), dit->acc, stream)
+                                           : dit->residual[block % buffers];
 }
 
 /* Takes the activations of a block. With gradient checkpointing all blocks share one set of buffers,
@@ -238,7 +245,10 @@ static void carve_block(DsviDit *dit, DsviArena *arena, int64_t block)
         carve_residual(dit, arena, block);
     if (block == 0 || dsvi_dit_keeps_all(dit))
         carve_saved(dit, arena, &dit->saved[block]);
-    if (block == 0 || every_attended)
+    if (every_attended && dsvi_dit_stacks(dit) && block > 1) {
+        dit->saved[block].attended = dit->saved[block % 2].attended;
+        dit->saved[block].lse = dit->saved[block % 2].lse;
+    } else if (block == 0 || every_attended)
         carve_attended(dit, arena, &dit->saved[block]);
 }
 
