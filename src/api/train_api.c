@@ -23,11 +23,11 @@ DsvStatus dsv_train_preview(const DsvConfig *config, void (*line)(void *context,
 
 /* Checks the options before clips are encoded, which can take hours. */
 static DsvStatus prepare_data(DsvConfig *config, DsviBackend *backend, DsviComm *comm,
-                              const DsvEvents *events)
+                              const DsvEvents *events, DsviRunPrompts *prompts)
 {
     if (strcmp(config->codec_name, "wan") == 0)
         DSVI_TRY(dsvi_preview_check(config, backend));
-    return dsvi_train_data_prepare(config, comm, events);
+    return dsvi_train_data_prepare(config, backend, comm, events, prompts);
 }
 
 DsvStatus dsv_train_ranks(DsvRanks *ranks, const DsvConfig *config, const DsvEvents *events,
@@ -39,16 +39,19 @@ DsvStatus dsv_train_ranks(DsvRanks *ranks, const DsvConfig *config, const DsvEve
     DsvEvents none = {0};
     DsvTrainSummary ignored;
     DsvConfig prepared = *config;
+    DsviRunPrompts prompts = {.list = {0}};
     DsvStatus status = dsvi_backend_open_rank(config, comm, &backend);
     if (status != DSV_OK)
         return dsvi_comm_fail(comm, status);
     if (!events)
         events = &none;
-    status = prepare_data(&prepared, &backend, comm, events);
+    status = prepare_data(&prepared, &backend, comm, events, &prompts);
     if (status == DSV_OK)
-        status = dsvi_train_run(&prepared, &backend, comm, events, summary ? summary : &ignored);
+        status = dsvi_train_run(&prepared, &backend, comm, prompts.list.count > 0 ? &prompts : NULL, events,
+                                summary ? summary : &ignored);
     else
         status = dsvi_comm_fail(comm, status);
+    dsvi_captions_free(&prompts.list);
     dsvi_backend_close(&backend);
     return status;
 }

@@ -2,13 +2,16 @@
 #include "api/train_data.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/fs.h"
 #include "data/latent_cache.h"
 #include "dsv/encode.h"
+#include "encode/encode_prompts.h"
 #include "model/folder/wan_folder.h"
 #include "model/weights/weights_identity.h"
+#include "run/prompt_file.h"
 
 /* ---- Rank 0 encodes, the others wait ---- */
 
@@ -50,13 +53,25 @@ static bool pass_stop(void *context)
     return e->sent != DSV_OK || (e->events->stop && e->events->stop(e->events->context));
 }
 
-static DsvStatus encode_on_first(const DsvConfig *config, DsviComm *comm, const DsvEvents *events,
-                                 const char *cache)
+/* What rank 0 encodes while the others wait: the clips at config->data_path or, if `prompts` is set, the
+ * prompts, into the folder `cache`. */
+typedef struct EncodeJob {
+    const DsvConfig *config;
+    const char *cache;
+    DsviBackend *backend;
+    DsviRunPrompts *prompts; /* or NULL */
+} EncodeJob;
+
+static DsvStatus encode_on_first(const EncodeJob *job, DsviComm *comm, const DsvEvents *events)
 {
     Encoder encoder = {comm, events, DSV_OK};
     const DsvEvents passed = {
         .context = &encoder, .log = pass_line, .progress = pass_progress, .stop = pass_stop};
-    DSVI_TRY(dsv_encode(cache, config->model_path, config, &passed));
+    if (job->prompts)
+        DSVI_TRY(dsvi_encode_prompts(job->config, job->backend, job->cache, &passed, &job->prompts->list,
+                                     &job->prompts->store));
+    else
+        DSVI_TRY(dsv_encode(job->cache, job->config->model_path, job->config, &passed));
     DSVI_TRY(encoder.sent);
     return tell(comm, DONE);
 }
@@ -69,12 +84,11 @@ static DsvStatus wait_for_first(DsviComm *comm)
     return DSV_OK;
 }
 
-static DsvStatus encode_data(const DsvConfig *config, DsviComm *comm, const DsvEvents *events,
-                             const char *cache)
+static DsvStatus encode_data(const EncodeJob *job, DsviComm *comm, const DsvEvents *events)
 {
     if (dsvi_comm_rank(comm) > 0)
         return wait_for_first(comm);
-    return encode_on_first(config, comm, events, cache);
+    return encode_on_first(job, comm, events);
 }
 
 /* ---- Caches that were given ---- */
@@ -114,13 +128,22 @@ done:
     return status;
 }
 
+/* Stores the path of a folder in data.cache in `out`. */
+static DsvStatus cache_part(const DsvConfig *config, const char *part, char out[DSVI_PATH_MAX])
+{
+    char root[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(root, config->output_dir, "cache"));
+    return dsvi_path_join(out, config->data_cache[0] ? config->data_cache : root, part);
+}
+
 /* Makes a latent cache of the data that option `key` names, and stores its path in `data`. The clips are
  * encoded at the sizes that `config` names. */
 static DsvStatus prepare_one(const DsvConfig *config, DsviComm *comm, const DsvEvents *events,
                              const char *key, const char *part, char data[DSV_TEXT_MAX])
 {
-    char root[DSVI_PATH_MAX], cache[DSVI_PATH_MAX];
+    char cache[DSVI_PATH_MAX];
     DsvConfig encoding = *config;
+    const EncodeJob job = {.config = &encoding, .cache = cache};
     if (dsvi_latent_cache_is(data))
         return dsvi_comm_rank(comm) == 0 ? check_cache(config, key, data) : DSV_OK;
     if (!config->model_path[0])
@@ -128,12 +151,11 @@ static DsvStatus prepare_one(const DsvConfig *config, DsviComm *comm, const DsvE
                          "%s=%s holds clips, codec.name is wan and model.path is empty: expected the "
                          "published model whose VAE encodes them, or a latent cache",
                          key, data);
-    DSVI_TRY(dsvi_path_join(root, config->output_dir, "cache"));
-    DSVI_TRY(dsvi_path_join(cache, config->data_cache[0] ? config->data_cache : root, part));
+    DSVI_TRY(cache_part(config, part, cache));
     if (strlen(cache) >= DSV_TEXT_MAX)
         return DSVI_FAIL(DSV_E_USAGE, "data.cache: the path %s is too long", cache);
     memcpy(encoding.data_path, data, sizeof encoding.data_path);
-    DSVI_TRY(encode_data(&encoding, comm, events, cache));
+    DSVI_TRY(encode_data(&job, comm, events));
     snprintf(data, DSV_TEXT_MAX, "%s", cache);
     return DSV_OK;
 }
@@ -154,9 +176,73 @@ static DsvStatus check_model(const DsvConfig *config)
                      config->model_path, folder.two_experts ? "the two experts" : "TI2V-5B");
 }
 
-DsvStatus dsvi_train_data_prepare(DsvConfig *config, DsviComm *comm, const DsvEvents *events)
+/* ---- Prompts of sampled clips ---- */
+
+/* Checks that the options with which validation.prompts has an effect are set. */
+static DsvStatus check_prompts(const DsvConfig *config)
+{
+    if (strcmp(config->codec_name, "wan") != 0 || !config->model_path[0])
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "validation.prompts=%s: expected codec.name=wan and the folder of a published model "
+                         "as model.path, whose text encoder reads the prompts",
+                         config->validation_prompts);
+    if (config->validation_steps == 0 && !config->validation_at_end)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "validation.prompts=%s: no clip is sampled with validation_steps=0 and "
+                         "validation_at_end=false, expected one of them to be set",
+                         config->validation_prompts);
+    return DSV_OK;
+}
+
+/* Reads the file of prompts. */
+static DsvStatus list_prompts(const DsvConfig *config, DsviCaptions *list)
+{
+    DsviPromptFile file = {0};
+    DsvStatus status = dsvi_prompt_file_read(config->validation_prompts, &file);
+    for (int64_t i = 0; i < file.count && status == DSV_OK; i++)
+        status = dsvi_captions_add(list, file.lines[i]);
+    dsvi_prompt_file_free(&file);
+    return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "validation.prompts");
+}
+
+/* Sends the keys of the prompts' states to the other ranks. */
+static DsvStatus share_prompts(DsviComm *comm, DsviRunPrompts *prompts)
+{
+    DsviCaptions *list = &prompts->list;
+    bool first = dsvi_comm_rank(comm) == 0;
+    DSVI_TRY(dsvi_comm_broadcast(comm, 0, &prompts->store, sizeof prompts->store));
+    DSVI_TRY(dsvi_comm_broadcast(comm, 0, &list->count, sizeof list->count));
+    if (!first)
+        list->at = calloc((size_t)list->count, sizeof *list->at);
+    if (!list->at) {
+        list->count = 0;
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the list of prompts");
+    }
+    for (int64_t i = 0; i < list->count; i++)
+        DSVI_TRY(dsvi_comm_broadcast(comm, 0, &list->at[i].states, sizeof list->at[i].states));
+    return DSV_OK;
+}
+
+static DsvStatus prepare_prompts(const DsvConfig *config, DsviBackend *backend, DsviComm *comm,
+                                 const DsvEvents *events, DsviRunPrompts *prompts)
+{
+    char cache[DSVI_PATH_MAX];
+    const EncodeJob job = {.config = config, .cache = cache, .backend = backend, .prompts = prompts};
+    if (!config->validation_prompts[0])
+        return DSV_OK;
+    DSVI_TRY(check_prompts(config));
+    if (dsvi_comm_rank(comm) == 0)
+        DSVI_TRY(list_prompts(config, &prompts->list));
+    DSVI_TRY(cache_part(config, "prompts", cache));
+    DSVI_TRY(encode_data(&job, comm, events));
+    return share_prompts(comm, prompts);
+}
+
+DsvStatus dsvi_train_data_prepare(DsvConfig *config, DsviBackend *backend, DsviComm *comm,
+                                  const DsvEvents *events, DsviRunPrompts *prompts)
 {
     DSVI_TRY(check_model(config));
+    DSVI_TRY(prepare_prompts(config, backend, comm, events, prompts));
     if (strcmp(config->codec_name, "wan") != 0 || !config->data_path[0])
         return DSV_OK;
     DSVI_TRY(prepare_one(config, comm, events, "data.path", "train", config->data_path));

@@ -22,7 +22,7 @@ typedef struct Hint {
 #define SIZE "dsv calls it height and width"
 #define NO_LORA_START "training does not start from a LoRA file; dsv lora merge adds one to a model"
 #define PROMPT "dsv sample takes a prompt as --prompt TEXT"
-#define SAMPLED "clips sampled in training show captions of the data; dsv sample takes --prompt TEXT"
+#define SAMPLED "validation.prompts names a file of prompts for clips sampled in training"
 #define CAPTIONS "captions come from files beside the clips or from the list at data.path (docs/data.md)"
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
 #define SWAP "offload chooses what waits in host memory: optimizer state (states), frozen " \

@@ -8,7 +8,9 @@
 #include "report/report_text.h"
 
 enum {
-    CLIPS_MAX = 4,
+    CLIPS_MAX = 4,   /* of one folder */
+    PROMPTS_MAX = 8, /* of validation.prompts */
+    PROMPT_BYTES = 65536,
     FRAMES_MAX = 8,
     FRAME_ROWS_MAX = 96,
     VIDEO_BYTES_MAX = 384 << 10 /* larger clips are not embedded in the page */
@@ -81,19 +83,18 @@ static DsvStatus put_video(FILE *to, const char *path, const char *name)
     return DSV_OK;
 }
 
-DsvStatus dsvi_report_clips(FILE *to, const DsviReportData *data)
+/* Shows the clips of a folder, newest first. Sets *shown to their number. */
+static DsvStatus put_clips(FILE *to, const char *folder, int64_t *shown)
 {
-    char folder[DSVI_PATH_MAX], path[DSVI_PATH_MAX];
+    char path[DSVI_PATH_MAX];
     Names names = {.count = 0};
-    DSVI_TRY(dsvi_path_join(folder, data->folder, "samples"));
+    *shown = 0;
     if (dsvi_path_is_folder(folder))
         DSVI_TRY(dsvi_folder_list(folder, take_name, &names));
-    int64_t shown = names.count < CLIPS_MAX ? names.count : CLIPS_MAX;
-    if (shown == 0)
-        dsvi_report_note(to, "No clip has been sampled yet.");
-    else if (shown < names.count)
+    *shown = names.count < CLIPS_MAX ? names.count : CLIPS_MAX;
+    if (*shown < names.count)
         fprintf(to, "<p>The newest %d of %lld, and the first.</p>\n", CLIPS_MAX - 1, (long long)names.count);
-    for (int64_t i = shown - 1; i >= 0; i--) {
+    for (int64_t i = *shown - 1; i >= 0; i--) {
         DSVI_TRY(dsvi_path_join(path, folder, names.name[i]));
         fputs("<h3>", to);
         dsvi_put_text(to, names.name[i]);
@@ -102,5 +103,51 @@ DsvStatus dsvi_report_clips(FILE *to, const DsviReportData *data)
             dsvi_report_note(to, dsv_error_message());
         fputs("</div>\n", to);
     }
+    return DSV_OK;
+}
+
+/* The page while the folders of prompts are listed, in the order of the prompts. */
+typedef struct Prompts {
+    FILE *to;
+    const char *samples;
+    int64_t count; /* folders with clips */
+    int64_t clips; /* shown */
+} Prompts;
+
+static DsvStatus put_prompt(void *context, const char *name)
+{
+    Prompts *prompts = context;
+    char folder[DSVI_PATH_MAX], path[DSVI_PATH_MAX], *text;
+    size_t bytes;
+    int64_t shown;
+    DSVI_TRY(dsvi_path_join(folder, prompts->samples, name));
+    if (strncmp(name, "prompt-", 7) != 0 || !dsvi_path_is_folder(folder) || prompts->count++ >= PROMPTS_MAX)
+        return DSV_OK;
+    DSVI_TRY(dsvi_path_join(path, folder, "prompt.txt"));
+    if (dsvi_file_read(path, PROMPT_BYTES, &text, &bytes) == DSV_OK) {
+        fputs("<p>Prompt: ", prompts->to);
+        dsvi_put_text(prompts->to, text);
+        fputs("</p>\n", prompts->to);
+        free(text);
+    }
+    DSVI_TRY(put_clips(prompts->to, folder, &shown));
+    prompts->clips += shown;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_report_clips(FILE *to, const DsviReportData *data)
+{
+    char folder[DSVI_PATH_MAX];
+    int64_t shown;
+    DSVI_TRY(dsvi_path_join(folder, data->folder, "samples"));
+    Prompts prompts = {.to = to, .samples = folder};
+    DSVI_TRY(put_clips(to, folder, &shown));
+    if (dsvi_path_is_folder(folder))
+        DSVI_TRY(dsvi_folder_list(folder, put_prompt, &prompts));
+    if (prompts.count > PROMPTS_MAX)
+        fprintf(to, "<p>The first %d of %lld prompts; the clips of all are in samples/.</p>\n", PROMPTS_MAX,
+                (long long)prompts.count);
+    if (shown + prompts.clips == 0)
+        dsvi_report_note(to, "No clip has been sampled yet.");
     return DSV_OK;
 }

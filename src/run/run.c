@@ -165,6 +165,7 @@ static DsvStatus open_run(DsviRun *run)
             run)); /* the run starts from another folder's checkpoint: it needs a copy in its own */
     DSVI_TRY(prepare_folder(run));
     DSVI_TRY(dsvi_run_list_inputs(run));
+    DSVI_TRY(dsvi_run_list_prompts(run));
     DSVI_TRY(dsvi_comm_barrier(run->comm));
     DSVI_TRY(dsvi_run_start_prefetch(run));
     run->summary->first_step = run->trainer->step;
@@ -188,23 +189,28 @@ static bool all_want_stop(void *context)
     return run_wants_stop(context, &stop) != DSV_OK || stop;
 }
 
+/* Records a clip on rank 0 (DsviClipWritten). */
+static void clip_written(void *context, int64_t prompt, const char *path)
+{
+    DsviRun *run = context;
+    if (prompt <= 0)
+        snprintf(run->summary->sample, sizeof run->summary->sample, "%s", path);
+    dsvi_run_log(run, DSV_LOG_INFO, "sampled %s", path);
+    dsvi_run_record_clip(run->record, run->trainer->step, prompt, path);
+}
+
 static DsvStatus validate(DsviRun *run)
 {
-    char path[DSVI_PATH_MAX];
     DsvEvents quiet = {.context = run, .log = dsvi_run_event_line, .stop = all_want_stop};
     if (run->sampled_step == run->trainer->step)
         return DSV_OK;
-    DsvStatus status = dsvi_sample_clips(run->trainer, &run->sampled, run->folder.samples, &quiet, path);
+    DsvStatus status = dsvi_sample_clips(run->trainer, &run->sampled, run->folder.samples, &quiet,
+                                         clip_written, run);
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* stop was requested: the training loop gets the same request, and saves a
                         * checkpoint before it ends */
     DSVI_TRY(dsvi_zero_await_transfers(&run->trainer->zero, status));
     run->sampled_step = run->trainer->step;
-    if (!path[0]) /* the clip could not be written, or this is not rank 0 */
-        return DSV_OK;
-    snprintf(run->summary->sample, sizeof run->summary->sample, "%s", path);
-    dsvi_run_log(run, DSV_LOG_INFO, "sampled %s", path);
-    dsvi_run_record_clip(run->record, run->trainer->step, path);
     return DSV_OK;
 }
 
@@ -349,18 +355,19 @@ static void close_run(DsviRun *run)
     dsvi_run_record_close(&run->record);
     dsvi_trainer_free(&run->trainer);
     dsvi_dataset_close(&run->dataset);
-    free(run->sampled_rows);
+    dsvi_sampled_texts_free(&run->sampled);
     if (run->codec)
         run->codec->close(run->codec);
     dsvi_run_folder_close(&run->folder);
 }
 
 DsvStatus dsvi_train_run(const DsvConfig *settings, DsviBackend *backend, DsviComm *comm,
-                         const DsvEvents *events, DsvTrainSummary *summary)
+                         const DsviRunPrompts *prompts, const DsvEvents *events, DsvTrainSummary *summary)
 {
     DsviRun run = {.settings = settings,
                    .backend = backend,
                    .comm = comm,
+                   .prompts = prompts,
                    .events = events,
                    .summary = summary,
                    .start = dsvi_clock_seconds(),

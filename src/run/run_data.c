@@ -92,6 +92,20 @@ DsvStatus dsvi_run_list_inputs(const DsviRun *run)
     return dsvi_dataset_write_list(run->dataset, run->settings, path);
 }
 
+DsvStatus dsvi_run_list_prompts(const DsviRun *run)
+{
+    char name[DSVI_PROMPT_FOLDER_BYTES], folder[DSVI_PATH_MAX], path[DSVI_PATH_MAX];
+    for (int64_t i = 0; run->prompts && dsvi_run_is_first(run) && i < run->prompts->list.count; i++) {
+        const char *text = run->prompts->list.at[i].text;
+        dsvi_prompt_folder(i, name);
+        DSVI_TRY(dsvi_path_join(folder, run->folder.samples, name));
+        DSVI_TRY(dsvi_folder_make(folder));
+        DSVI_TRY(dsvi_path_join(path, folder, "prompt.txt"));
+        DSVI_TRY(dsvi_file_write(path, text, strlen(text)));
+    }
+    return DSV_OK;
+}
+
 DsvStatus dsvi_run_open_held_out(const DsviRun *run)
 {
     DsviDataset *dataset;
@@ -169,21 +183,45 @@ DsvStatus dsvi_run_open_codec(DsviRun *run)
                      settings->model_path);
 }
 
+/* Reads the states of this group's prompts. */
+static DsvStatus read_prompts(DsviRun *run)
+{
+    const DsviRunPrompts *prompts = run->prompts;
+    DsviSampledTexts *texts = &run->sampled;
+    int64_t rows;
+    if (prompts->store.dim != run->config.text_dim)
+        return DSVI_FAIL(DSV_E_SHAPE,
+                         "validation.prompts: the text encoder computes rows of %" PRId64
+                         ", but the model takes rows of %" PRId64,
+                         prompts->store.dim, run->config.text_dim);
+    DSVI_TRY(dsvi_sampled_texts_make(run->trainer, prompts->list.count, texts));
+    DSVI_TRY(dsvi_text_states_read(&prompts->store, &prompts->store.empty, texts->text_len, texts->negative,
+                                   &rows));
+    for (int64_t i = 0; i < texts->count; i++) {
+        const DsviCaption *prompt = &prompts->list.at[dsvi_sampled_prompt(run->trainer, texts, i)];
+        DSVI_TRY(
+            dsvi_text_states_read(&prompts->store, &prompt->states, texts->text_len, texts->text, &rows));
+        DSVI_TRY(dsvi_sampled_texts_store(texts, i, rows));
+    }
+    dsvi_run_log(run, DSV_LOG_INFO, "sampled clips show the %" PRId64 " prompt%s of %s", prompts->list.count,
+                 prompts->list.count == 1 ? "" : "s", run->settings->validation_prompts);
+    return DSV_OK;
+}
+
 DsvStatus dsvi_run_open_sampled_texts(DsviRun *run)
 {
     const DsviDataset *d = run->dataset;
-    int64_t rows_max = run->config.text_len, row = run->config.text_dim, rows;
-    int64_t item = run->trainer->mesh.data_rank % d->count;
-    if (!run->trainer->generator || !dsvi_run_has_text(run))
+    DsviSampledTexts *texts = &run->sampled;
+    int64_t item = run->trainer->mesh.data_rank % d->count, rows;
+    if (!run->trainer->generator || !(run->prompts || dsvi_run_has_text(run)))
         return DSV_OK;
-    run->sampled_rows = calloc((size_t)(2 * rows_max * row), sizeof *run->sampled_rows);
-    if (!run->sampled_rows)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the text of sampled clips");
-    float *negative = run->sampled_rows + rows_max * row;
+    if (run->prompts)
+        return read_prompts(run);
+    DSVI_TRY(dsvi_sampled_texts_make(run->trainer, 0, texts));
     int64_t caption = d->items[item].captions.count > 0 ? 0 : -1;
-    DSVI_TRY(dsvi_dataset_text_states(d, item, caption, rows_max, run->sampled_rows, &rows));
-    DSVI_TRY(dsvi_dataset_text_states(d, item, -1, rows_max, negative, &rows));
-    run->sampled = (DsviSampledTexts){run->sampled_rows, negative};
+    DSVI_TRY(dsvi_dataset_text_states(d, item, caption, texts->text_len, texts->text, &rows));
+    DSVI_TRY(dsvi_sampled_texts_store(texts, 0, rows));
+    DSVI_TRY(dsvi_dataset_text_states(d, item, -1, texts->text_len, texts->negative, &rows));
     dsvi_run_log(run, DSV_LOG_INFO, "sampled clips show: %s",
                  caption < 0 ? "the empty prompt" : d->items[item].captions.at[caption].text);
     return DSV_OK;

@@ -43,7 +43,7 @@ typedef struct DsviRun {
     uint64_t resident_before;       /* resident bytes before the run allocates memory: code and libraries */
     char cost[DSVI_RUN_COSTS][256]; /* decisions logged before `record` was open: measured costs */
     int costs;
-    float *sampled_rows; /* (2, text_len, text_dim) text of sampled clips, then the empty prompt; or NULL */
+    const DsviRunPrompts *prompts; /* of sampled clips; NULL: they show captions of the data */
     DsviSampledTexts sampled;
     double start;         /* dsvi_clock_seconds at the start */
     int64_t saved_step;   /* step of the newest checkpoint, or -1 */
@@ -78,10 +78,12 @@ bool dsvi_run_has_text(const DsviRun *run);
 DsvStatus dsvi_run_assign_sizes(DsviRun *run);
 /* Writes the list of inputs, inputs.csv, into the run folder. */
 DsvStatus dsvi_run_list_inputs(const DsviRun *run);
+/* Writes the prompts of sampled clips into the run folder, each to samples/prompt-NUMBER/prompt.txt. */
+DsvStatus dsvi_run_list_prompts(const DsviRun *run);
 /* Reads and encodes the held-out windows, which have the size of the settings. */
 DsvStatus dsvi_run_open_held_out(const DsviRun *run);
-/* Reads the texts of sampled clips from the latent cache: each cp group samples the first caption of another
- * item, and steers away from the empty prompt. */
+/* Reads the texts of sampled clips: the states of the prompts or, without prompts, from the latent cache,
+ * where each cp group takes the first caption of another item. All steer away from the empty prompt. */
 DsvStatus dsvi_run_open_sampled_texts(DsviRun *run);
 /* Starts the threads that read the samples of this rank. */
 DsvStatus dsvi_run_start_prefetch(DsviRun *run);

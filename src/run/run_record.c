@@ -11,6 +11,7 @@
 #include "data/clip_frames.h"
 #include "ops/gemm_peak.h"
 #include "run/metrics.h"
+#include "run/sampled_clips.h"
 #include "run/tensorboard.h"
 
 /* The JSON lines files. */
@@ -289,10 +290,14 @@ static DsvStatus encode_clip(const char *path, DsviImage *image, uint8_t **png)
     return status;
 }
 
-void dsvi_run_record_clip(DsviRunRecord *r, int64_t step, const char *path)
+void dsvi_run_record_clip(DsviRunRecord *r, int64_t step, int64_t prompt, const char *path)
 {
     uint8_t *png = NULL;
-    DsviImage image = {.tag = "samples/clip"};
+    char name[DSVI_PROMPT_FOLDER_BYTES] = "clip", tag[DSVI_PROMPT_FOLDER_BYTES + 16];
+    if (prompt >= 0)
+        dsvi_prompt_folder(prompt, name);
+    snprintf(tag, sizeof tag, "samples/%s", name);
+    DsviImage image = {.tag = tag};
     if (!r->tensorboard)
         return;
     if (encode_clip(path, &image, &png) == DSV_OK)

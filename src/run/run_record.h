@@ -45,9 +45,10 @@ DsvStatus dsvi_run_record_held_out(DsviRunRecord *record, int64_t step, const Ds
 /* Returns whether the last recorded held-out loss is of `step`. It may have been recorded before a resume. */
 bool dsvi_run_record_has_held_out(const DsviRunRecord *record, int64_t step);
 
-/* Adds the video file `path`, sampled after `step` steps, to TensorBoard's events. A failure is logged as a
- * warning. */
-void dsvi_run_record_clip(DsviRunRecord *record, int64_t step, const char *path);
+/* Adds the video file `path`, sampled after `step` steps, to TensorBoard's events, as samples/clip or, if it
+ * shows a prompt of validation.prompts (`prompt` is not -1), as samples/prompt-NUMBER. A failure is logged as
+ * a warning. */
+void dsvi_run_record_clip(DsviRunRecord *record, int64_t step, int64_t prompt, const char *path);
 
 /* Detects steps that spend too much time waiting for data. */
 typedef struct DsviWaitWatch {

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 
 #include "base/scratch.h"
+#include "data/clip.h"
 #include "golden/golden_files.h"
 #include "train/run_rig.h"
 
@@ -226,6 +227,130 @@ static void clips_are_sampled_with_text(void **state)
     assert_true(dsvi_path_exists(scratch_path("sampling/samples/step-000010.mp4")));
 }
 
+/* Reads the frames of a clip as F32. */
+static float *frames_of(const char *path)
+{
+    enum { FRAMES = 9, SIDE = 32 };
+    float *pixels = malloc(3 * FRAMES * SIDE * SIDE * sizeof *pixels);
+    const DsviClipWindow window = {.fps = 8, .frames = FRAMES, .height = SIDE, .width = SIDE};
+    assert_non_null(pixels);
+    assert_ok(dsvi_clip_read(path, &window, pixels));
+    return pixels;
+}
+
+/* The mean distance of two clips' pixels, in steps of 8 bits. */
+static double clip_distance(const char *a, const char *b)
+{
+    enum { ELEMENTS = 3 * 9 * 32 * 32 };
+    float *first = frames_of(a), *second = frames_of(b);
+    double sum = 0;
+    for (int i = 0; i < ELEMENTS; i++)
+        sum += fabs((double)first[i] - (double)second[i]) * 255 / 2;
+    free(first);
+    free(second);
+    return sum / ELEMENTS;
+}
+
+/* Trains to `folder` and samples three prompts at step 5 and at the end. */
+static void train_with_prompts(DsvConfig *settings, const char *folder, const char *rank, Stopper *heard)
+{
+    static const char PROMPTS[] = "rain\na red fox\n\n";
+    assert_ok(dsvi_file_write(scratch_path("prompts.txt"), PROMPTS, sizeof PROMPTS - 1));
+    wan_settings(settings, folder);
+    set(settings, "lora_rank", rank);
+    set(settings, "data.cache", scratch_path("prompted-cache"));
+    set(settings, "validation.prompts", scratch_path("prompts.txt"));
+    set(settings, "validation_steps", "5");
+    set(settings, "validation_at_end", "true");
+    set(settings, "num_inference_steps", "2");
+    set(settings, "guidance_scale", "2");
+    train(settings, heard);
+}
+
+/* dsv sample makes clips prompted-0000.mp4, ... of the prompts. */
+static void sample_prompts(const char *folder, const char *lora, const DsvConfig *settings)
+{
+    DsvSampleArgs args;
+    dsv_sample_args_defaults(&args);
+    args.model_path = folder;
+    args.output_path = scratch_path("prompted.mp4");
+    args.prompts_path = scratch_path("prompts.txt");
+    args.lora_paths = &lora;
+    args.lora_count = lora ? 1 : 0;
+    assert_ok(dsv_sample_clips(&args, settings, NULL));
+}
+
+/* Compares the clips of a run's last step with those of dsv sample. */
+static void compare_prompts(const char *run, double tolerance)
+{
+    for (int i = 0; i < 3; i++) {
+        char ours[DSVI_PATH_MAX], sampled[64];
+        snprintf(ours, sizeof ours, "%s/samples/prompt-%03d/step-000010.mp4", run, i + 1);
+        snprintf(sampled, sizeof sampled, "prompted-%04d.mp4", i);
+        double distance = clip_distance(ours, scratch_path(sampled));
+        if (!(distance <= tolerance))
+            fail_msg("prompt %d: %g steps of 8 bits", i + 1, distance);
+    }
+}
+
+/* The clips of a run that trains all weights are those of dsv sample with the checkpoint's weights, to the
+ * bit. */
+static void prompts_are_sampled_as_by_dsv_sample(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    char command[4 * DSVI_PATH_MAX];
+    const char *run = folder_named("prompted"), *copy = folder_named("prompted-model");
+    (void)state;
+    train_with_prompts(&settings, run, "0", &heard);
+    assert_non_null(strstr(heard.log, "3 of 3 distinct prompts"));
+    assert_non_null(strstr(heard.log, "sampled clips show the 3 prompts of"));
+    assert_true(dsvi_path_exists(scratch_path("prompted/samples/prompt-002/step-000005.mp4")));
+    snprintf(command, sizeof command,
+             "cp -r '%s' '%s' && rm -r '%s/transformer' && cp -r '%s/checkpoint-10/transformer' '%s'", model,
+             copy, copy, run, copy);
+    assert_int_equal(system(command), 0);
+    sample_prompts(copy, NULL, &settings);
+    compare_prompts(run, 0);
+}
+
+/* dsv sample adds the LoRA to the weights, and training computes it beside them. The sums differ in their
+ * last bits, which changes how few pixels are rounded, and with them what the video codec loses, about 1
+ * step. */
+static void prompts_are_sampled_with_the_lora(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    char lora[DSVI_PATH_MAX];
+    const char *run = folder_named("prompted-lora");
+    (void)state;
+    train_with_prompts(&settings, run, "4", &heard);
+    assert_null(
+        strstr(heard.log, "distinct prompts of sampled clips encoded")); /* stored by the test above */
+    snprintf(lora, sizeof lora, "%s/checkpoint-10/lora.safetensors", run);
+    sample_prompts(model, lora, &settings);
+    compare_prompts(run, 2);
+    sample_prompts(model, NULL, &settings);
+    double without = clip_distance(scratch_path("prompted-lora/samples/prompt-001/step-000010.mp4"),
+                                   scratch_path("prompted-0000.mp4"));
+    if (!(without > 4))
+        fail_msg("without the LoRA: %g steps of 8 bits", without);
+}
+
+static void prompts_that_cannot_be_sampled_are_refused(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    wan_settings(&settings, folder_named("refused-prompts"));
+    set(&settings, "validation.prompts", scratch_path("no-prompts.txt"));
+    assert_fails(DSV_E_USAGE, "no clip is sampled with validation_steps=0 and",
+                 dsv_train(&settings, NULL, NULL));
+    set(&settings, "validation_at_end", "true");
+    assert_fails(DSV_E_NOT_FOUND, "no-prompts.txt", dsv_train(&settings, NULL, NULL));
+    set(&settings, "codec.name", "haar");
+    assert_fails(DSV_E_USAGE, "expected codec.name=wan", dsv_train(&settings, NULL, NULL));
+}
+
 /* The held-out loss is measured with the captions of the held-out clips. */
 static void held_out_clips_have_text(void **state)
 {
@@ -356,6 +481,9 @@ int main(int count, char **arguments)
         cmocka_unit_test(captions_reach_the_model),
         cmocka_unit_test(the_trigger_word_is_part_of_the_captions),
         cmocka_unit_test(clips_are_sampled_with_text),
+        cmocka_unit_test(prompts_are_sampled_as_by_dsv_sample),
+        cmocka_unit_test(prompts_are_sampled_with_the_lora),
+        cmocka_unit_test(prompts_that_cannot_be_sampled_are_refused),
         cmocka_unit_test(held_out_clips_have_text),
         cmocka_unit_test(a_killed_run_goes_on_to_the_bit),
         cmocka_unit_test(a_killed_run_of_three_sizes_goes_on_to_the_bit),

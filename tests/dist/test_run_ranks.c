@@ -114,7 +114,7 @@ static DsvStatus train(DsviComm *comm, void *context)
     int64_t questions = run->stop_after > 0 && rank == run->stop_rank ? run->stop_after + 1 : -1;
     Listener listener = {.questions = questions, .lost = rank == 0 ? run->lost : NULL};
     DsvEvents events = {.context = &listener, .stop = wants_stop, .log = hear_line};
-    DsvStatus status = dsvi_train_run(&run->settings[rank], &run->backend[rank], comm, &events,
+    DsvStatus status = dsvi_train_run(&run->settings[rank], &run->backend[rank], comm, NULL, &events,
                                       &run->summary[rank]);
     if (rank != 0 && listener.lines > 0)
         return DSVI_FAIL(DSV_E_INTERNAL, "rank %d is not silent", (int)rank);
