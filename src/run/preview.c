@@ -130,7 +130,7 @@ static DsvStatus count_parameters(const DsviDitConfig *config, int64_t *paramete
     return DSV_OK;
 }
 
-static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *preview,
+static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *preview, DsviCodec *codec,
                                 void (*line)(void *context, const char *text), void *context)
 {
     char text[LINE_BYTES];
@@ -149,8 +149,15 @@ static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *p
     size_t available = device->memory_bytes > used ? device->memory_bytes - used : 0;
     /* On a CPU, device memory and host memory are the same memory. */
     size_t needed = preview->device.used + (device->kind == DSVI_DEVICE_CPU ? preview->host.used : 0);
+    uint64_t decoding;
     if (needed > available)
         return dsvi_memory_explain(planned, &preview->device);
+    DSVI_TRY(dsvi_run_facts_decoding(planned->settings, planned->backend, codec, preview->device.used,
+                                     available - needed, &decoding));
+    dsvi_run_facts_decoding_text(decoding, text, sizeof text);
+    if (decoding > 0)
+        line(context, text);
+    needed += (size_t)decoding;
     snprintf(text, sizeof text, "it fits: %.1f of %.1f GiB", (double)needed / GIB,
              (double)device->memory_bytes / GIB);
     line(context, text);
@@ -256,7 +263,7 @@ DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend,
                   done);
     DSVI_TRY_GOTO(status, preview_plan(&alone, backend, codec, &sizes, &planned, &preview), done);
     dsvi_notices(settings, NULL, line, line, context);
-    DSVI_TRY_GOTO(status, preview_report(&planned, &preview, line, context), done);
+    DSVI_TRY_GOTO(status, preview_report(&planned, &preview, codec, line, context), done);
     DSVI_TRY_GOTO(status, preview_passes(&planned, &sizes, line, context), done);
     DSVI_TRY_GOTO(status, preview_epoch(&planned, dataset, line, context), done);
 done:

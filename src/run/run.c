@@ -122,6 +122,22 @@ static void log_ranks(const DsviRun *run)
                            dsvi_run_log_line, (void *)run);
 }
 
+/* Checks, before weights are loaded, that sampled clips can be decoded beside the run, and logs the memory
+ * that this takes. */
+static DsvStatus check_decoding(const DsviRun *run)
+{
+    DsviDevice *device = run->backend->device;
+    size_t used = device->memory_used(device);
+    char line[128];
+    uint64_t bytes;
+    DSVI_TRY(dsvi_run_facts_decoding(run->settings, run->backend, run->codec, run->trainer->arena.used,
+                                     device->memory_bytes > used ? device->memory_bytes - used : 0, &bytes));
+    dsvi_run_facts_decoding_text(bytes, line, sizeof line);
+    if (bytes > 0)
+        dsvi_run_log(run, DSV_LOG_INFO, "%s", line);
+    return DSV_OK;
+}
+
 static DsvStatus open_run(DsviRun *run)
 {
     const DsvConfig *settings = run->settings;
@@ -154,6 +170,7 @@ static DsvStatus open_run(DsviRun *run)
                  run->trainer->latent.frames, run->trainer->latent.height, run->trainer->latent.width,
                  run->backend->device->name);
     log_ranks(run);
+    DSVI_TRY(check_decoding(run));
     DSVI_TRY(dsvi_run_load_state(run));
     DSVI_TRY(dsvi_run_open_held_out(run));
     DSVI_TRY(dsvi_run_open_sampled_texts(run));

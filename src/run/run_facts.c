@@ -7,6 +7,7 @@
 #include <cjson/cJSON.h>
 
 #include "base/fs.h"
+#include "base/memory_limit.h"
 #include "base/offload.h"
 
 void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64_t clips, DsviRunFacts *facts)
@@ -58,6 +59,24 @@ void dsvi_run_facts_memory(const DsviRunFacts *facts, char *line, size_t line_by
                          (double)facts->host_weights * mib);
     snprintf(line + used, line_bytes - (size_t)used, " program and libraries %.0f",
              (double)facts->program * mib);
+}
+
+DsvStatus dsvi_run_facts_decoding(const DsvConfig *settings, DsviBackend *backend, DsviCodec *codec,
+                                  size_t taken, size_t free_bytes, uint64_t *bytes)
+{
+    const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
+    uint64_t limit = dsvi_memory_limit(settings), left = limit > taken ? limit - taken : 0;
+    uint64_t room = limit > 0 && left < free_bytes ? left : free_bytes;
+    *bytes = 0;
+    if (settings->validation_steps == 0 && !settings->validation_at_end)
+        return DSV_OK;
+    return dsvi_codec_decode_plan(codec, backend, video, room, bytes);
+}
+
+void dsvi_run_facts_decoding_text(uint64_t bytes, char *line, size_t line_bytes)
+{
+    snprintf(line, line_bytes, "sampling shares the memory of a step; decoding a sampled clip takes %.1f MiB more",
+             (double)bytes / 1048576.0);
 }
 
 static bool run_facts_add_number(cJSON *object, const char *name, double value)

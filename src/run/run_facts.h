@@ -32,6 +32,14 @@ void dsvi_run_facts(const DsviTrainer *trainer, size_t prefetch, size_t program,
 /* Writes the memory plan as one line of text: total bytes and bytes of each class. */
 void dsvi_run_facts_memory(const DsviRunFacts *facts, char *line, size_t line_bytes);
 
+/* Finds the device memory that decoding sampled clips takes beside the `taken` bytes of the run, and limits
+ * the codec to what memory_gib and the device leave: *bytes, 0 if no clip is sampled. `free_bytes`: of the
+ * device, beside the run. DSV_E_NO_MEMORY if decoding does not fit. */
+DsvStatus dsvi_run_facts_decoding(const DsvConfig *settings, DsviBackend *backend, DsviCodec *codec,
+                                  size_t taken, size_t free_bytes, uint64_t *bytes);
+/* Writes the line that says how much `bytes` are. */
+void dsvi_run_facts_decoding_text(uint64_t bytes, char *line, size_t line_bytes);
+
 /* Writes the facts to `path` as one JSON object. */
 DsvStatus dsvi_run_facts_write(const DsviRunFacts *facts, const char *path);
 

@@ -3,9 +3,11 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "backend/backend.h"
 #include "base/scratch.h"
 #include "data/clip.h"
 #include "golden/golden_files.h"
+#include "run/preview.h"
 #include "train/run_rig.h"
 
 static char model[DSVI_PATH_MAX], made[64][DSVI_PATH_MAX];
@@ -306,6 +308,7 @@ static void prompts_are_sampled_as_by_dsv_sample(void **state)
     assert_non_null(strstr(heard.log, "3 of 3 distinct prompts"));
     assert_non_null(strstr(heard.log, "sampled clips show the 3 prompts of"));
     assert_true(dsvi_path_exists(scratch_path("prompted/samples/prompt-002/step-000005.mp4")));
+    assert_non_null(strstr(heard.log, "decoding a sampled clip takes"));
     snprintf(command, sizeof command,
              "cp -r '%s' '%s' && rm -r '%s/transformer' && cp -r '%s/checkpoint-10/transformer' '%s'", model,
              copy, copy, run, copy);
@@ -335,6 +338,42 @@ static void prompts_are_sampled_with_the_lora(void **state)
                                    scratch_path("prompted-0000.mp4"));
     if (!(without > 4))
         fail_msg("without the LoRA: %g steps of 8 bits", without);
+}
+
+static void keep_line(void *context, const char *line)
+{
+    keep_log(context, DSV_LOG_INFO, line);
+}
+
+/* The preview counts the VAE, and refuses a limit that leaves no memory for it beside the run. */
+static void decoding_is_in_the_preview(void **state)
+{
+    DsvConfig settings;
+    Stopper heard = {.steps = 0};
+    double decoding = 0;
+    (void)state;
+    wan_settings(&settings, folder_named("preview"));
+    set(&settings, "validation_at_end", "true");
+    assert_ok(dsv_train_preview(&settings, keep_line, &heard));
+    const char *line = strstr(heard.log, "decoding a sampled clip takes");
+    assert_non_null(line);
+    assert_int_equal(sscanf(line, "decoding a sampled clip takes %lf MiB", &decoding), 1);
+    assert_true(decoding > 0.1);
+    heard.log[0] = 0;
+    set(&settings, "validation_at_end", "false");
+    assert_ok(dsv_train_preview(&settings, keep_line, &heard));
+    assert_null(strstr(heard.log, "decoding a sampled clip takes"));
+    DsviBackend backend;
+    DsviPreview preview;
+    set(&settings, "validation_at_end", "true");
+    assert_ok(dsvi_backend_open(&settings, &backend));
+    assert_ok(dsvi_preview_make(&settings, &backend, &preview));
+    dsvi_backend_close(&backend);
+    settings.memory_gib = ((double)preview.device.used + 1000) / (double)(1 << 30);
+    assert_fails(DSV_E_NO_MEMORY, "sampled clips are decoded beside the run",
+                 dsv_train_preview(&settings, keep_line, &heard));
+    settings.memory_gib += decoding / 1024;
+    assert_ok(dsv_train_preview(&settings, keep_line, &heard));
 }
 
 static void prompts_that_cannot_be_sampled_are_refused(void **state)
@@ -483,6 +522,7 @@ int main(int count, char **arguments)
         cmocka_unit_test(clips_are_sampled_with_text),
         cmocka_unit_test(prompts_are_sampled_as_by_dsv_sample),
         cmocka_unit_test(prompts_are_sampled_with_the_lora),
+        cmocka_unit_test(decoding_is_in_the_preview),
         cmocka_unit_test(prompts_that_cannot_be_sampled_are_refused),
         cmocka_unit_test(held_out_clips_have_text),
         cmocka_unit_test(a_killed_run_goes_on_to_the_bit),

@@ -53,6 +53,11 @@ DsvStatus dsvi_codec_wan_folder_open(const DsvConfig *settings, DsviCodec **out)
 /* Gives a codec of dsvi_codec_wan_folder_open the function `decode`, which loads the VAE on `backend` for
  * each clip and frees it again, unless no VAE was found. Other codecs are not changed. */
 void dsvi_codec_decode_on(DsviCodec *codec, DsviBackend *backend);
+/* Finds the device memory that decoding a video takes beside what is allocated already: *bytes, 0 for codecs
+ * that decode on the host. `room` is the most that it may take, and limits the later calls of `decode`, too.
+ * Loads the VAE for a moment. DSV_E_NO_MEMORY if its smallest pieces take more. */
+DsvStatus dsvi_codec_decode_plan(DsviCodec *codec, DsviBackend *backend, DsviVideoShape video, uint64_t room,
+                                 uint64_t *bytes);
 
 #ifdef __cplusplus
 }

@@ -126,3 +126,31 @@ void dsvi_codec_decode_on(DsviCodec *codec, DsviBackend *backend)
     c->backend = backend;
     codec->decode = folder_codec_decode;
 }
+
+/* Plans with the limit c->memory_bytes. */
+static DsvStatus folder_codec_plan(const FolderCodec *c, DsviBackend *backend, DsviVideoShape video,
+                                   uint64_t *bytes)
+{
+    const DsviVaeOptions options = {.act = c->act, .decode = true, .memory_bytes = c->memory_bytes};
+    DsviVae *vae;
+    DSVI_TRY(dsvi_vae_open(backend, c->vae, &options, &vae));
+    DsvStatus status = dsvi_vae_plan(vae, true, video.frames, video.height, video.width, bytes);
+    dsvi_vae_close(&vae);
+    return status;
+}
+
+DsvStatus dsvi_codec_decode_plan(DsviCodec *codec, DsviBackend *backend, DsviVideoShape video, uint64_t room,
+                                 uint64_t *bytes)
+{
+    FolderCodec *c = (FolderCodec *)codec;
+    *bytes = 0;
+    if (codec->latent_shape != folder_codec_shape || !c->vae[0])
+        return DSV_OK;
+    c->memory_bytes = 0; /* the VAE's own choice */
+    DSVI_TRY(folder_codec_plan(c, backend, video, bytes));
+    if (*bytes <= room)
+        return DSV_OK;
+    c->memory_bytes = room > 0 ? room : 1;
+    DsvStatus status = folder_codec_plan(c, backend, video, bytes);
+    return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "sampled clips are decoded beside the run");
+}
