@@ -8,8 +8,24 @@
 #include "cmd.h"
 #include "terminal.h"
 
-enum { LORAS_MAX = 16 };
-enum { PROMPT, NEGATIVE, PROMPTS, TEXT, IMAGE, LAST_IMAGE, NOISE, LATENTS, SPARSE, LORA, LORA_SCALE };
+enum {
+    PROMPT,
+    NEGATIVE,
+    PROMPTS,
+    TEXT,
+    IMAGE,
+    LAST_IMAGE,
+    NOISE,
+    LATENTS,
+    SPARSE,
+    LORA,
+    LORA_SCALE,
+    LORA_HIGH,
+    HIGH_SCALE,
+    LORA_LOW,
+    LOW_SCALE,
+    LORAS_MAX = 16
+};
 
 static const CliFlag flags[] = {
     [PROMPT] = {"--prompt", "TEXT", "what the clip shows"},
@@ -23,6 +39,10 @@ static const CliFlag flags[] = {
     [SPARSE] = {"--sparse", "PATH", "begin with the sparse state of this run, checkpoint or file"},
     [LORA] = {"--lora", "FILES", "LoRAs that are added to the model, separated by commas"},
     [LORA_SCALE] = {"--lora-scale", "NUMBERS", "their factors, separated by commas; default: all 1"},
+    [LORA_HIGH] = {"--lora-high", "FILES", "two experts: LoRAs of the expert for high noise only"},
+    [HIGH_SCALE] = {"--lora-high-scale", "NUMBERS", "their factors"},
+    [LORA_LOW] = {"--lora-low", "FILES", "two experts: LoRAs of the expert for low noise only"},
+    [LOW_SCALE] = {"--lora-low-scale", "NUMBERS", "their factors"},
     {0},
 };
 
@@ -43,6 +63,9 @@ static const char text[] =
     "An image-to-video model (Wan2.2-I2V-A14B) needs --image. The picture is scaled to\n"
     "cover height x width and its middle is cropped; a picture of just this size is used\n"
     "as it is. The log names a size with the picture's aspect.\n"
+    "\n"
+    "--lora adds LoRAs to the model; of a model of two experts (Wan 2.2 A14B) it adds\n"
+    "them to both, and --lora-high and --lora-low to one.\n"
     "\n"
     "Attention of a published model is dense, as in diffusers. With sparse.enabled=true\n"
     "it is dense for sparse.warmup_steps=5 steps; then blocks are sparse while their\n"
@@ -70,12 +93,18 @@ static DsvStatus sample_options(const CliArgs *args, DsvConfig *config)
     return status == DSV_OK ? cli_args_options(args, config) : status;
 }
 
+/* LoRAs of one flag: text that is divided at its commas. */
+typedef struct LoraFlag {
+    char paths[4096], scales[1024];
+} LoraFlag;
+
 /* The LoRAs of a command line. */
 typedef struct SampleLoras {
-    char paths_text[4096], scales_text[1024];
+    LoraFlag both, high, low;
     const char *path[LORAS_MAX];
     double scale[LORAS_MAX];
-    size_t paths, scales;
+    DsvExpert expert[LORAS_MAX];
+    size_t count;
 } SampleLoras;
 
 /* Divides `list` at its commas. Returns the number of parts, LORAS_MAX + 1 if there are more. */
@@ -90,36 +119,51 @@ static size_t sample_split(char *list, char *part[LORAS_MAX])
     return count;
 }
 
+/* Appends the LoRAs of a flag, whose factors are the value of the next flag. */
+static int sample_read_flag(const CliArgs *args, int flag, DsvExpert expert, LoraFlag *copy, SampleLoras *out)
+{
+    const char *paths = args->flag[flag], *scales = args->flag[flag + 1], *name = flags[flag].name;
+    const char *scale_name = flags[flag + 1].name;
+    char *part[LORAS_MAX], *end;
+    size_t count = 0, factors = 0;
+    if (scales && !paths)
+        return cli_misused(args->verb, "%s %s: expected %s with it", scale_name, scales, name);
+    if (paths && snprintf(copy->paths, sizeof copy->paths, "%s", paths) < (int)sizeof copy->paths)
+        count = sample_split(copy->paths, part);
+    if (paths && (count == 0 || count > LORAS_MAX || count + out->count > LORAS_MAX))
+        return cli_misused(args->verb, "%s: expected at most %d files in all, separated by commas", name,
+                           LORAS_MAX);
+    for (size_t i = 0; i < count; i++) {
+        out->path[out->count + i] = part[i];
+        out->scale[out->count + i] = 1;
+        out->expert[out->count + i] = expert;
+    }
+    if (scales && snprintf(copy->scales, sizeof copy->scales, "%s", scales) < (int)sizeof copy->scales)
+        factors = sample_split(copy->scales, part);
+    if (scales && factors != count)
+        return cli_misused(args->verb, "%s %s: expected a number for each file of %s", scale_name, scales,
+                           name);
+    for (size_t i = 0; i < factors; i++) {
+        double *scale = &out->scale[out->count + i];
+        *scale = strtod(part[i], &end);
+        if (end == part[i] || *end || !isfinite(*scale))
+            return cli_misused(args->verb, "%s %s: expected a number", scale_name, part[i]);
+    }
+    out->count += count;
+    return CLI_DONE;
+}
+
 static int sample_read_loras(const CliArgs *args, SampleLoras *out)
 {
-    const char *paths = args->flag[LORA], *scales = args->flag[LORA_SCALE];
-    char *part[LORAS_MAX], *end;
-    if (scales && !paths)
-        return cli_misused(args->verb, "--lora-scale %s: expected --lora with it", scales);
-    if (paths && snprintf(out->paths_text, sizeof out->paths_text, "%s", paths) < (int)sizeof out->paths_text)
-        out->paths = sample_split(out->paths_text, part);
-    if (paths && (out->paths == 0 || out->paths > LORAS_MAX))
-        return cli_misused(args->verb, "--lora: expected at most %d files, separated by commas", LORAS_MAX);
-    for (size_t i = 0; i < out->paths; i++) {
-        out->path[i] = part[i];
-        out->scale[i] = 1;
-    }
-    if (scales &&
-        snprintf(out->scales_text, sizeof out->scales_text, "%s", scales) < (int)sizeof out->scales_text)
-        out->scales = sample_split(out->scales_text, part);
-    if (scales && out->scales != out->paths)
-        return cli_misused(args->verb, "--lora-scale %s: expected a number for each file of --lora", scales);
-    for (size_t i = 0; i < out->scales; i++) {
-        out->scale[i] = strtod(part[i], &end);
-        if (end == part[i] || *end || !isfinite(out->scale[i]))
-            return cli_misused(args->verb, "--lora-scale %s: expected a number", part[i]);
-    }
-    return CLI_DONE;
+    int misused = sample_read_flag(args, LORA, DSV_EXPERT_BOTH, &out->both, out);
+    if (misused == CLI_DONE)
+        misused = sample_read_flag(args, LORA_HIGH, DSV_EXPERT_HIGH, &out->high, out);
+    return misused == CLI_DONE ? sample_read_flag(args, LORA_LOW, DSV_EXPERT_LOW, &out->low, out) : misused;
 }
 
 static int run_sample(const CliArgs *args)
 {
-    SampleLoras loras = {.paths = 0};
+    SampleLoras loras = {.count = 0};
     int misused = sample_read_loras(args, &loras);
     if (misused != CLI_DONE)
         return misused;
@@ -141,7 +185,8 @@ static int run_sample(const CliArgs *args)
     clips.sparse_path = args->flag[SPARSE];
     clips.lora_paths = loras.path;
     clips.lora_scales = loras.scale;
-    clips.lora_count = loras.paths;
+    clips.lora_experts = loras.expert;
+    clips.lora_count = loras.count;
     DsvStatus status = sample_options(args, &config);
     if (status != DSV_OK)
         return cli_outcome(args, status);

@@ -11,6 +11,13 @@
 extern "C" {
 #endif
 
+/** Which transformers of a model of two experts (Wan 2.2 A14B) a LoRA changes. */
+typedef enum DsvExpert {
+    DSV_EXPERT_BOTH, /**< both; also for models of one transformer */
+    DSV_EXPERT_HIGH, /**< the expert for high noise, `transformer` */
+    DSV_EXPERT_LOW   /**< the expert for low noise, `transformer_2` */
+} DsvExpert;
+
 /** What dsv_sample_clips() samples. Set it up with dsv_sample_args_defaults(), then set what differs. Texts
  * are the caller's, in UTF-8, and must stay valid during the call. */
 typedef struct DsvSampleArgs {
@@ -51,6 +58,7 @@ typedef struct DsvSampleArgs {
                                     * dsv_lora_convert() reads; or NULL */
     const double *lora_scales;     /**< factor of each LoRA's change; NULL: all 1 */
     size_t lora_count;             /**< number of LoRAs, at most 16 */
+    const DsvExpert *lora_experts; /**< transformers that each LoRA changes; NULL: all DSV_EXPERT_BOTH */
 } DsvSampleArgs;
 
 /** Clears the arguments, for a caller whose DsvSampleArgs has `bytes` bytes. Called by the macro

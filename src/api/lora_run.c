@@ -30,13 +30,30 @@ static DsvStatus lora_run_checkpoint(const char *path, char checkpoint[DSVI_PATH
     return *found ? dsvi_checkpoint_latest(path, NULL, NULL, checkpoint, found) : DSV_OK;
 }
 
+/* Finds the file of the LoRA, whose name tells the expert. */
+static DsvStatus lora_run_file(const char *checkpoint, DsviLoraRun *out, bool *found)
+{
+    static const struct {
+        const char *expert;
+        DsvExpert number;
+    } EXPERTS[] = {{"none", DSV_EXPERT_BOTH}, {"high", DSV_EXPERT_HIGH}, {"low", DSV_EXPERT_LOW}};
+    char name[DSVI_LORA_FILE_BYTES];
+    *found = false;
+    for (size_t i = 0; i < sizeof EXPERTS / sizeof *EXPERTS && !*found; i++) {
+        dsvi_checkpoint_lora_name(EXPERTS[i].expert, false, name);
+        DSVI_TRY(lora_run_has(checkpoint, name, out->lora, found));
+        out->expert = EXPERTS[i].number;
+    }
+    return DSV_OK;
+}
+
 DsvStatus dsvi_lora_run_find(const char *path, DsviLoraRun *out, bool *found)
 {
     char checkpoint[DSVI_PATH_MAX];
     DsvConfig settings;
     DSVI_TRY(lora_run_checkpoint(path, checkpoint, found));
     if (*found)
-        DSVI_TRY(lora_run_has(checkpoint, "lora.safetensors", out->lora, found));
+        DSVI_TRY(lora_run_file(checkpoint, out, found));
     if (*found)
         DSVI_TRY(lora_run_has(checkpoint, "config.yaml", out->settings, found));
     if (!*found)

@@ -5,13 +5,15 @@
 #include <stdbool.h>
 
 #include "base/fs.h"
+#include "dsv/sample.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct DsviLoraRun {
-    char lora[DSVI_PATH_MAX];     /* lora.safetensors of the checkpoint */
+    char lora[DSVI_PATH_MAX];     /* file of the LoRA in the checkpoint */
+    DsvExpert expert;             /* that the LoRA was trained for */
     char base[DSVI_PATH_MAX];     /* the run's model.path */
     char settings[DSVI_PATH_MAX]; /* config.yaml of the checkpoint */
 } DsviLoraRun;

@@ -7,6 +7,7 @@
 #include "base/config_abi.h"
 #include "backend/backend.h"
 #include "dist/ranks.h"
+#include "run/expert.h"
 #include "run/preview.h"
 #include "run/run.h"
 
@@ -14,17 +15,28 @@ DsvStatus dsv_train_preview(const DsvConfig *config, void (*line)(void *context,
                             void *context)
 {
     DSVI_TRY(dsvi_config_check_abi(config));
+    DsvConfig prepared = *config;
     DsviBackend backend;
+    DSVI_TRY(dsvi_expert_prepare(&prepared, line, context));
     DSVI_TRY(dsvi_backend_open(config, &backend));
-    DsvStatus status = dsvi_preview_report(config, &backend, line, context);
+    DsvStatus status = dsvi_preview_report(&prepared, &backend, line, context);
     dsvi_backend_close(&backend);
     return status;
+}
+
+/* Passes on what rank 0 says about the expert (DsviSparseLog). */
+static void log_expert(void *context, const char *line)
+{
+    const DsvEvents *events = context;
+    if (events->log)
+        events->log(events->context, DSV_LOG_INFO, line);
 }
 
 /* Checks the options before clips are encoded, which can take hours. */
 static DsvStatus prepare_data(DsvConfig *config, DsviBackend *backend, DsviComm *comm,
                               const DsvEvents *events, DsviRunPrompts *prompts)
 {
+    DSVI_TRY(dsvi_expert_prepare(config, dsvi_comm_rank(comm) == 0 ? log_expert : NULL, (void *)events));
     if (strcmp(config->codec_name, "wan") == 0)
         DSVI_TRY(dsvi_preview_check(config, backend));
     return dsvi_train_data_prepare(config, backend, comm, events, prompts);

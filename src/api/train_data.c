@@ -160,22 +160,6 @@ static DsvStatus prepare_one(const DsvConfig *config, DsviComm *comm, const DsvE
     return DSV_OK;
 }
 
-/* Refuses published models of Wan 2.2, whose training is not that of one transformer with one time for all
- * tokens. */
-static DsvStatus check_model(const DsvConfig *config)
-{
-    DsviWanFolder folder;
-    bool found = false;
-    if (config->model_path[0] && dsvi_path_exists(config->model_path))
-        DSVI_TRY(dsvi_wan_folder_find(config->model_path, config, &folder, &found));
-    if (!found || (!folder.two_experts && !folder.expand_timesteps))
-        return DSV_OK;
-    return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                     "model.path=%s: dsv samples %s of Wan 2.2 and does not train it yet: expected a "
-                     "text-to-video model of Wan 2.1",
-                     config->model_path, folder.two_experts ? "the two experts" : "TI2V-5B");
-}
-
 /* ---- Prompts of sampled clips ---- */
 
 /* Checks that the options with which validation.prompts has an effect are set. */
@@ -241,7 +225,6 @@ static DsvStatus prepare_prompts(const DsvConfig *config, DsviBackend *backend, 
 DsvStatus dsvi_train_data_prepare(DsvConfig *config, DsviBackend *backend, DsviComm *comm,
                                   const DsvEvents *events, DsviRunPrompts *prompts)
 {
-    DSVI_TRY(check_model(config));
     DSVI_TRY(prepare_prompts(config, backend, comm, events, prompts));
     if (strcmp(config->codec_name, "wan") != 0 || !config->data_path[0])
         return DSV_OK;

@@ -77,10 +77,14 @@ static DsvStatus check_experts(const DsviWanJob *job)
         return DSVI_FAIL(DSV_E_UNSUPPORTED,
                          "%s: a sparse state is of one transformer, and %s has two experts: expected none",
                          a->sparse_path, a->folder->path);
-    if (a->folder->two_experts && a->loras && a->loras->count > 0)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                         "%s has two experts, to which dsv does not add LoRAs yet: expected no LoRA",
-                         a->folder->path);
+    return DSV_OK;
+}
+
+/* Checks that LoRAs fit the transformer. */
+static DsvStatus check_loras(const DsviWanJob *job, const DsviLoraSet *loras)
+{
+    for (size_t i = 0; loras && i < loras->count; i++)
+        DSVI_TRY(dsvi_lora_check(&loras->lora[i], &job->table));
     return DSV_OK;
 }
 
@@ -145,8 +149,8 @@ DsvStatus dsvi_wan_prepare(DsviWanJob *job)
     if (a->noise_path)
         DSVI_TRY(dsvi_wan_latents_read(a->noise_path, "noise", job->latent, &job->noise));
     DSVI_TRY(dsvi_param_table_make(&job->config, &job->table));
-    for (size_t i = 0; a->loras && i < a->loras->count; i++)
-        DSVI_TRY(dsvi_lora_check(&a->loras->lora[i], &job->table));
+    DSVI_TRY(check_loras(job, a->loras));
+    DSVI_TRY(check_loras(job, a->loras_2));
     DSVI_TRY(read_texts(job));
     DSVI_TRY(check_transformer(job, DSVI_WAN_TRANSFORMER));
     if (a->folder->two_experts)

@@ -19,6 +19,7 @@ typedef struct DsviWanSampleArgs {
     const char *const *prompts; /* (prompt_count) one clip for each */
     int64_t prompt_count;       /* 0: one clip with the text of text_path */
     const DsviLoraSet *loras;   /* LoRAs that are added to the transformer; or NULL */
+    const DsviLoraSet *loras_2; /* those of transformer_2, the expert for low noise; or NULL */
     const char *negative;       /* negative prompt of all clips; NULL: "" */
     const char *text_path;      /* file with hidden states of text (wan_texts.h), or NULL */
     const char *image_path;     /* picture of the first frame, which an image-to-video model needs; or NULL */

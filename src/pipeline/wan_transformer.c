@@ -48,7 +48,7 @@ static DsvStatus use_expert(void *context, int expert)
     job->expert = -1;
     DSVI_TRY(dsvi_dit_frozen_load(job->weights, a->backend->device,
                                   a->folder->part[expert ? DSVI_WAN_TRANSFORMER_2 : DSVI_WAN_TRANSFORMER],
-                                  a->loras));
+                                  expert ? a->loras_2 : a->loras));
     job->expert = expert;
     dsvi_wan_add_seconds(&seconds, &since);
     job->times.loading += seconds;

@@ -38,12 +38,19 @@ static DsvStatus checkpoint_store(DsviTrainer *t, DsviStateArray array)
 /* Names under which weights are stored. */
 typedef struct ModelNames {
     const char *folder; /* folder with all weights of a model */
-    const char *lora;   /* with a LoRA: file for other programs, in BF16 */
+    bool average;       /* names the moving average */
     const char *exact;  /* with a LoRA: file with the matrices in F32, and the name of this array */
 } ModelNames;
 
-static const ModelNames WEIGHTS = {"transformer", "lora.safetensors", "weight"};
-static const ModelNames EMA = {"transformer_ema", "lora_ema.safetensors", "ema"};
+static const ModelNames WEIGHTS = {"transformer", false, "weight"};
+static const ModelNames EMA = {"transformer_ema", true, "ema"};
+
+void dsvi_checkpoint_lora_name(const char *expert, bool average, char name[DSVI_LORA_FILE_BYTES])
+{
+    bool one = strcmp(expert, "none") != 0;
+    snprintf(name, DSVI_LORA_FILE_BYTES, "lora%s%s%s%s.safetensors", one ? "_" : "", one ? expert : "",
+             one ? "_noise" : "", average ? "_ema" : "");
+}
 
 static DsvStatus exact_path(char path[DSVI_PATH_MAX], const char *folder, const char *name)
 {
@@ -52,11 +59,12 @@ static DsvStatus exact_path(char path[DSVI_PATH_MAX], const char *folder, const 
     return dsvi_path_join(path, folder, file);
 }
 
-/* Writes the matrices in host_flat: once for other programs, and once exactly, for a resumed run. */
+/* Writes the matrices in host_flat: once for other programs, in BF16, and once exactly, for a resumed run. */
 static DsvStatus write_lora(DsviTrainer *t, const char *folder, const ModelNames *names)
 {
-    char path[DSVI_PATH_MAX];
-    DSVI_TRY(dsvi_path_join(path, folder, names->lora));
+    char path[DSVI_PATH_MAX], file[DSVI_LORA_FILE_BYTES];
+    dsvi_checkpoint_lora_name(t->settings->model_expert, names->average, file);
+    DSVI_TRY(dsvi_path_join(path, folder, file));
     DSVI_TRY(dsvi_lora_params_write(&t->lora, t->host_flat, DSVI_BF16, path));
     DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
     DSVI_TRY(dsvi_folder_make(path));
@@ -288,7 +296,7 @@ static DsvStatus read_ema(DsviTrainer *t, const char *folder)
     if (!t->zero.ema.data)
         return DSV_OK;
     if (is_file_rank(t)) {
-        DSVI_TRY(dsvi_path_join(path, folder, t->frozen ? EMA.lora : EMA.folder));
+        DSVI_TRY(t->frozen ? exact_path(path, folder, EMA.exact) : dsvi_path_join(path, folder, EMA.folder));
         if (dsvi_path_exists(path))
             DSVI_TRY(read_model(t, folder, &EMA));
     }

@@ -4,6 +4,7 @@
  *     checkpoint-<step>/
  *         transformer/        a plain diffusers Wan folder: config.json and safetensors, F32
  *         transformer_ema/    the same with the moving average of the weights, if there is one
+ *         lora.safetensors    with a LoRA instead of both folders (dsvi_checkpoint_lora_name)
  *         optimizer/          exp_avg.safetensors, exp_avg_sq.safetensors
  *         sparse.safetensors  state of selectors (including the predictor), profile and guard
  *         config.yaml         the effective configuration, without resume_from_checkpoint
@@ -28,6 +29,12 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Names the file of a LoRA in a checkpoint for other programs, by the option model.expert: lora.safetensors,
+ * lora_high_noise.safetensors or lora_low_noise.safetensors, with _ema before the dot for the moving average.
+ */
+enum { DSVI_LORA_FILE_BYTES = 48 };
+void dsvi_checkpoint_lora_name(const char *expert, bool average, char name[DSVI_LORA_FILE_BYTES]);
 
 /* Writes output_dir/checkpoint-<step>, where <step> is trainer->step, and makes `latest` name it. On rank 0
  * `path` receives its path, on other ranks "". On failure, the unfinished folder is removed. */

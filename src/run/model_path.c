@@ -7,6 +7,7 @@
 #include "model/folder/wan_folder.h"
 #include "model/weights/weights.h"
 #include "run/checkpoint.h"
+#include "run/expert.h"
 #include "run/manifest.h"
 #include "run/pipeline_part.h"
 
@@ -153,7 +154,9 @@ DsvStatus dsvi_model_of_options(const DsvConfig *settings, const DsviCodec *code
         out->in_channels = out->out_channels = latent->channels;
         return DSV_OK;
     }
-    DSVI_TRY(dsvi_model_find(settings->model_path, model));
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_expert_path(settings, path));
+    DSVI_TRY(dsvi_model_find(path, model));
     DSVI_TRY(dsvi_model_config(model, out));
     DsvStatus status = dsvi_dit_check_latent(out, codec, *latent);
     return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "model.path=%s", settings->model_path);

@@ -75,7 +75,8 @@ DsvStatus dsvi_run_facts_decoding(const DsvConfig *settings, DsviBackend *backen
 
 void dsvi_run_facts_decoding_text(uint64_t bytes, char *line, size_t line_bytes)
 {
-    snprintf(line, line_bytes, "sampling shares the memory of a step; decoding a sampled clip takes %.1f MiB more",
+    snprintf(line, line_bytes,
+             "sampling shares the memory of a step; decoding a sampled clip takes %.1f MiB more",
              (double)bytes / 1048576.0);
 }
 

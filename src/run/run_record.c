@@ -157,14 +157,16 @@ static void write_curves(DsviRunRecord *r, int64_t step, const DsviScalar *scala
         check_curves(r, step, dsvi_tensorboard_step(r->tensorboard, step, scalars, count));
 }
 
-/* Writes the mean loss at each noise level as tags "<group>/loss_at_0.05" to "<group>/loss_at_0.95". */
+/* Writes the mean loss at each noise level as tags "<group>/loss_at_0.05" to "<group>/loss_at_0.95", with
+ * more digits in a narrow range of levels. */
 static void write_loss_by_noise(DsviRunRecord *r, int64_t step, const char *group, const double *sigma,
                                 const double *loss)
 {
     char tag[DSVI_SIGMA_BINS][DSVI_TENSORBOARD_TAG_MAX];
     DsviScalar scalars[DSVI_SIGMA_BINS];
+    int digits = sigma[1] - sigma[0] < 0.02 ? 4 : 2;
     for (int bin = 0; bin < DSVI_SIGMA_BINS; bin++) {
-        snprintf(tag[bin], sizeof tag[bin], "%s/loss_at_%.2f", group, sigma[bin]);
+        snprintf(tag[bin], sizeof tag[bin], "%s/loss_at_%.*f", group, digits, sigma[bin]);
         scalars[bin] = (DsviScalar){tag[bin], loss[bin]};
     }
     write_curves(r, step, scalars, DSVI_SIGMA_BINS);

@@ -283,9 +283,11 @@ DsvStatus dsvi_held_out_fill(DsviHeldOut *h, const DsviDataset *dataset, const D
     return status;
 }
 
-static double noise_level(int bin)
+/* Ten levels of the range in which noise levels are drawn in training. */
+static double noise_level(const DsviHeldOut *h, int bin)
 {
-    return (bin + 0.5) / DSVI_SIGMA_BINS;
+    const double least = h->settings->sigma_min, most = h->settings->sigma_max;
+    return least + (most - least) * (bin + 0.5) / DSVI_SIGMA_BINS;
 }
 
 /* Uploads the text states of a window to sample `b` of the batch, and clears the rows after them. */
@@ -318,8 +320,8 @@ static DsvStatus load_batch(DsviHeldOut *h, int64_t first)
         DSVI_TRY(h->backend->ops.noise.run(device->stream, &noise));
         if (h->texts)
             DSVI_TRY(load_text(h, pair.window, b));
-        h->host_sigma[b] = (float)noise_level(pair.bin);
-        h->host_timestep[b] = (float)(1000 * noise_level(pair.bin));
+        h->host_sigma[b] = (float)noise_level(h, pair.bin);
+        h->host_timestep[b] = (float)(1000 * noise_level(h, pair.bin));
     }
     DSVI_TRY(device->upload(device->stream, h->sigma, h->host_sigma, scalars));
     return device->upload(device->stream, h->timestep, h->host_timestep, scalars);
@@ -386,7 +388,7 @@ DsvStatus dsvi_held_out_measure(DsviHeldOut *h, const DsviSparse *sparse, const 
     DSVI_TRY(dsvi_sparse_copy(h->sparse, sparse));
     DSVI_TRY(measure_bins(h, events, loss->bin_loss));
     for (int bin = 0; bin < DSVI_SIGMA_BINS; bin++)
-        loss->bin_sigma[bin] = noise_level(bin);
+        loss->bin_sigma[bin] = noise_level(h, bin);
     loss->loss = held_out_mean(loss->bin_loss);
     loss->dense_loss = NAN;
     if (report.sparse_blocks == 0)

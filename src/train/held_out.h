@@ -2,8 +2,9 @@
  *
  * A fixed set of windows is encoded once and kept in host memory. Each window has its own fixed noise. A
  * measurement computes the mean squared error of the velocity for every window at ten noise levels (sigma =
- * 0.05, 0.15, ... 0.95). Windows, noise, levels and batches are the same at every measurement, and in every
- * run with the same seed and clips. Two runs therefore differ by their models only.
+ * 0.05, 0.15, ... 0.95, or as many in the range sigma_min to sigma_max). Windows, noise, levels and batches
+ * are the same at every measurement, and in every run with the same seed and clips. Two runs therefore differ
+ * by their models only.
  *
  * A measurement uses a separate model instance and sparse layer, with the batch size of training. The sparse
  * layer copies the state of the training's sparse layer before each measurement: blocks attend as they do in

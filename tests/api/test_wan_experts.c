@@ -1,5 +1,6 @@
 /* Models of two experts (Wan 2.2 A14B): dsv_sample_clips against diffusers' WanPipeline, dsv_inspect, and
- * what is said about an expert that is missing or has another shape, and about training. */
+ * what is said about an expert that is missing or has another shape; training of one expert. */
+#include "sample/video_writer.h"
 #include "wan_case.h"
 
 static void make_model(double ratio)
@@ -53,7 +54,15 @@ static void faults(void **state)
     assert_ok(dsv_config_of_run(scratch_path("model"), &settings, &found));
     snprintf(settings.model_path, sizeof settings.model_path, "%s", scratch_path("model"));
     assert_ok(dsv_config_set(&settings, "codec.name=haar"));
-    assert_fails(DSV_E_UNSUPPORTED, "the two experts of Wan 2.2", dsv_train(&settings, NULL, NULL));
+    assert_fails(DSV_E_USAGE, "has two experts, expected model.expert=high",
+                 dsv_train(&settings, NULL, NULL));
+    assert_ok(dsv_config_set(&settings, "model.expert=high"));
+    assert_fails(DSV_E_USAGE, "sampled clips need both experts", dsv_train(&settings, NULL, NULL));
+    assert_ok(dsv_config_set(&settings, "validation_at_end=false"));
+    assert_ok(dsv_config_set(&settings, "sigma_max=0.5"));
+    assert_fails(DSV_E_USAGE, "sigma_min is 0.875 and sigma_max is 0.5", dsv_train(&settings, NULL, NULL));
+    snprintf(settings.model_path, sizeof settings.model_path, "%s", golden_path("pipe_a"));
+    assert_fails(DSV_E_USAGE, "is no model of two experts", dsv_train(&settings, NULL, NULL));
     settings.model_path[0] = 0;
     wan_case_link("pipe_a/transformer", "model/transformer_2");
     assert_fails(DSV_E_SHAPE, "both experts need the sizes of transformer", sample(inputs, &settings));
@@ -70,12 +79,134 @@ static void faults(void **state)
     assert_fails(DSV_E_USAGE, "has one transformer, and no second expert", sample(inputs, &settings));
 }
 
+/* Trains a LoRA of an expert for a few steps, beside a boundary at the middle of the noise levels. Sparse
+ * attention is off. */
+static void train_expert(const char *expert, const char *folder, char lora[DSVI_PATH_MAX])
+{
+    DsvConfig settings;
+    const DsvEvents events = {.log = wan_case_keep_line};
+    char text[DSVI_PATH_MAX + 32];
+    const char *const options[] = {"codec.name=wan",     "num_frames=5",       "height=32",
+                                   "width=32",           "data.workers=1",     "max_train_steps=6",
+                                   "train_batch_size=2", "lora_rank=2",        "lr=1e-2",
+                                   "warmup_steps=0",     "mixed_precision=no", "sparse.enabled=false",
+                                   "ema_decay=0.5",      "validation.clips=2", "validation_at_end=false"};
+    dsv_config_defaults(&settings);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        assert_ok(dsv_config_set(&settings, options[i]));
+    snprintf(text, sizeof text, "model.expert=%s", expert);
+    assert_ok(dsv_config_set(&settings, text));
+    snprintf(settings.model_path, sizeof settings.model_path, "%s", scratch_path("model"));
+    snprintf(settings.data_path, sizeof settings.data_path, "%s", scratch_path("clips"));
+    snprintf(settings.validation_data, sizeof settings.validation_data, "%s", scratch_path("clips"));
+    snprintf(settings.data_cache, sizeof settings.data_cache, "%s", scratch_path("cache"));
+    snprintf(settings.output_dir, sizeof settings.output_dir, "%s", scratch_path(folder));
+    settings.threads = 2;
+    wan_case_log[0] = 0;
+    assert_ok(dsv_train(&settings, &events, NULL));
+    snprintf(lora, DSVI_PATH_MAX, "%s/checkpoint-6/lora_%s_noise.safetensors", settings.output_dir, expert);
+}
+
+/* Fails unless all samples of a run had noise levels in the bins [first, end), and held-out windows too. */
+static void check_bins(const char *folder, int first, int end)
+{
+    char path[DSVI_PATH_MAX], *text;
+    size_t bytes;
+    int64_t inside = 0, outside = 0;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", scratch_path(folder));
+    assert_ok(dsvi_file_read(path, 1 << 20, &text, &bytes));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        cJSON *object = cJSON_Parse(line);
+        const cJSON *bins = cJSON_GetObjectItem(object, "loss_bins");
+        assert_int_equal(cJSON_GetArraySize(bins), 10);
+        for (int bin = 0; bin < 10; bin++) {
+            bool counted = cJSON_IsNumber(cJSON_GetArrayItem(bins, bin));
+            inside += counted && bin >= first && bin < end;
+            outside += counted && (bin < first || bin >= end);
+        }
+        cJSON_Delete(object);
+    }
+    free(text);
+    assert_true(inside > 0);
+    assert_int_equal(outside, 0);
+}
+
+static void clip_of(const char *const *loras, const DsvExpert *experts, size_t count, const char *model,
+                    uint64_t *checksum)
+{
+    DsvConfig settings;
+    DsvSampleArgs args;
+    const char *prompt = "rain";
+    bool found;
+    dsv_config_defaults(&settings);
+    assert_ok(dsv_config_of_run(scratch_path("model"), &settings, &found));
+    assert_ok(dsv_config_set(&settings, "mixed_precision=no"));
+    settings.height = settings.width = 32;
+    settings.num_frames = 5;
+    settings.num_inference_steps = 4;
+    settings.guidance_scale = 1;
+    dsv_sample_args_defaults(&args);
+    args.model_path = model;
+    args.output_path = scratch_path("expert.safetensors");
+    args.prompts = &prompt;
+    args.prompt_count = 1;
+    args.lora_paths = loras;
+    args.lora_experts = experts;
+    args.lora_count = count;
+    assert_ok(dsv_sample_clips(&args, &settings, NULL));
+    assert_ok(dsvi_file_checksum(args.output_path, checksum));
+}
+
+/* Each expert is trained in its range and sampled with its own LoRA only. A run folder adds its LoRA to its
+ * expert. */
+static void each_expert_has_its_lora(void **state)
+{
+    char high[DSVI_PATH_MAX], low[DSVI_PATH_MAX];
+    static float pixels[3 * 5 * 32 * 32];
+    const char *const loras[] = {high, low};
+    const DsvExpert right[] = {DSV_EXPERT_HIGH, DSV_EXPERT_LOW}, wrong[] = {DSV_EXPERT_LOW, DSV_EXPERT_HIGH};
+    uint64_t none, both, swapped, only_high, of_run;
+    DsvSampleArgs args;
+    DsvConfig settings;
+    (void)state;
+    for (int i = 0; i < 3 * 5 * 32 * 32; i++)
+        pixels[i] = (float)sin(0.3 * (i % 32) + 0.01 * i);
+    assert_ok(dsvi_folder_make(scratch_path("clips")));
+    assert_ok(dsvi_video_write(scratch_path("clips/waves.mp4"), pixels, 5, 32, 32, 8));
+    make_model(0.6);
+    train_expert("high", "run-high", high);
+    assert_non_null(strstr(wan_case_log, "trains transformer at noise levels 0.6 to 1 (boundary_ratio=0.6); "
+                                     "flow_shift=3, the folder's scheduler has"));
+    check_bins("run-high", 6, 10);
+    train_expert("low", "run-low", low);
+    assert_non_null(strstr(wan_case_log, "trains transformer_2 at noise levels 0 to 0.6"));
+    check_bins("run-low", 0, 6);
+    assert_true(dsvi_path_exists(scratch_path("run-low/checkpoint-6/lora_low_noise_ema.safetensors")));
+    clip_of(NULL, NULL, 0, scratch_path("model"), &none);
+    clip_of(loras, right, 2, scratch_path("model"), &both);
+    clip_of(loras, wrong, 2, scratch_path("model"), &swapped);
+    clip_of(loras, right, 1, scratch_path("model"), &only_high);
+    clip_of(NULL, NULL, 0, scratch_path("run-high"), &of_run);
+    assert_true(none != both && both != swapped && both != only_high && none != only_high);
+    assert_true(only_high == of_run);
+    dsv_sample_args_defaults(&args);
+    dsv_config_defaults(&settings);
+    args.model_path = golden_path("pipe_a");
+    args.output_path = scratch_path("refused.safetensors");
+    args.lora_paths = loras;
+    args.lora_experts = right;
+    args.lora_count = 1;
+    assert_fails(DSV_E_USAGE, "is a LoRA of the expert for high noise",
+                 dsv_sample_clips(&args, &settings, NULL));
+}
+
 static int run_all(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(latents_are_those_of_diffusers),
         cmocka_unit_test(inspection_names_both_experts),
         cmocka_unit_test(faults),
+        cmocka_unit_test(each_expert_has_its_lora),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -179,6 +179,50 @@ static void a_range_keeps_the_distribution(void **state)
     assert_error_below(fabs(sum / DRAWS - expected / (double)inside), 0.003, "mean in the range");
 }
 
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The distribution function of logit-normal noise levels with the shift. */
+static double distribution(const DsvConfig *settings, double sigma)
+{
+    double unshifted = sigma / (settings->flow_shift - (settings->flow_shift - 1) * sigma);
+    double normal = (log(unshifted / (1 - unshifted)) - settings->logit_mean) / settings->logit_std;
+    return 0.5 * erfc(-normal / sqrt(2));
+}
+
+/* Kolmogorov and Smirnov: the largest distance between the distribution of draws in a range and the density
+ * outside of which draws are cut off. 1.95 / sqrt(draws) is exceeded by chance once in 1000 seeds. */
+static void experts_draw_from_the_cut_density(void **state)
+{
+    enum { DRAWS = 20000 };
+    static const double range[][2] = {{0.875, 1}, {0, 0.875}, {0.3, 0.6}};
+    static double sigma[DRAWS];
+    DsvConfig settings;
+    (void)state;
+    dsv_config_defaults(&settings);
+    settings.flow_shift = 5;
+    settings.logit_mean = 0.2;
+    for (int r = 0; r < 3; r++) {
+        double largest = 0;
+        settings.sigma_min = range[r][0];
+        settings.sigma_max = range[r][1];
+        double below = range[r][0] > 0 ? distribution(&settings, range[r][0]) : 0;
+        double inside = (range[r][1] < 1 ? distribution(&settings, range[r][1]) : 1) - below;
+        for (int i = 0; i < DRAWS; i++)
+            sigma[i] = dsvi_flow_sigma(&settings, settings.flow_shift, (uint64_t)i);
+        qsort(sigma, DRAWS, sizeof *sigma, by_size);
+        for (int i = 0; i < DRAWS; i++) {
+            double wanted = (distribution(&settings, sigma[i]) - below) / inside;
+            double distance = fmax(fabs(wanted - (double)i / DRAWS), fabs(wanted - (i + 1.0) / DRAWS));
+            largest = distance <= largest ? largest : distance;
+        }
+        assert_error_below(largest, 1.95 / sqrt(DRAWS), "distance of the distributions");
+    }
+}
+
 static void the_bell_has_mean_one(void **state)
 {
     enum { POINTS = 1000 };
@@ -210,6 +254,7 @@ int main(void)
         cmocka_unit_test(wsd_is_stable_before_it_falls),
         cmocka_unit_test(times_have_their_distribution),
         cmocka_unit_test(a_range_keeps_the_distribution),
+        cmocka_unit_test(experts_draw_from_the_cut_density),
         cmocka_unit_test(the_bell_has_mean_one),
         cmocka_unit_test(the_shift_follows_the_resolution),
         cmocka_unit_test(sigma_has_its_bin),

@@ -1,0 +1,97 @@
+/* Implements expert.h. */
+#include "run/expert.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "model/folder/wan_folder.h"
+#include "sample/scheduler_config.h"
+
+/* flow_shift with which the Wan repository samples T2V-A14B; the scheduler of the published folder has 3. */
+#define PUBLISHED_SHIFT 12
+
+static bool is_chosen(const DsvConfig *settings)
+{
+    return strcmp(settings->model_expert, "none") != 0;
+}
+
+static bool is_low(const DsvConfig *settings)
+{
+    return strcmp(settings->model_expert, "low") == 0;
+}
+
+/* Logs the expert's noise levels, and flow_shift beside its published values. */
+static DsvStatus report_range(const DsvConfig *settings, const DsviWanFolder *folder, DsviSparseLog *log,
+                              void *context)
+{
+    DsviSchedulerConfig scheduler;
+    char line[512], of_folder[64] = "";
+    if (!log)
+        return DSV_OK;
+    if (folder->part[DSVI_WAN_SCHEDULER][0]) {
+        DSVI_TRY(dsvi_scheduler_config_read(folder->part[DSVI_WAN_SCHEDULER], &scheduler));
+        snprintf(of_folder, sizeof of_folder, ", the folder's scheduler has %g", scheduler.flow_shift);
+    }
+    snprintf(
+        line, sizeof line,
+        "model.expert=%s trains %s at noise levels %g to %g (boundary_ratio=%g); flow_shift=%g%s, the Wan "
+        "repository uses %d for T2V-A14B",
+        settings->model_expert, is_low(settings) ? "transformer_2" : "transformer", settings->sigma_min,
+        settings->sigma_max, folder->boundary_ratio, settings->flow_shift, of_folder, PUBLISHED_SHIFT);
+    log(context, line);
+    return DSV_OK;
+}
+
+static DsvStatus check_choice(const DsvConfig *settings, const DsviWanFolder *folder, bool found)
+{
+    if (found && folder->expand_timesteps)
+        return DSVI_FAIL(
+            DSV_E_UNSUPPORTED,
+            "model.path=%s: dsv samples TI2V-5B of Wan 2.2 and does not train it yet: expected a "
+            "text-to-video model of Wan 2.1, or T2V-A14B",
+            settings->model_path);
+    if (found && folder->two_experts && !is_chosen(settings))
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "model.path=%s has two experts, expected model.expert=high or model.expert=low",
+                         settings->model_path);
+    if (!is_chosen(settings) || (found && folder->two_experts))
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "model.expert=%s, but model.path=%s is no model of two experts",
+                     settings->model_expert, settings->model_path);
+}
+
+DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *context)
+{
+    DsviWanFolder folder;
+    bool found = false;
+    if (settings->model_path[0] && dsvi_path_exists(settings->model_path))
+        DSVI_TRY(dsvi_wan_folder_find(settings->model_path, settings, &folder, &found));
+    DSVI_TRY(check_choice(settings, &folder, found));
+    if (!is_chosen(settings))
+        return DSV_OK;
+    if (settings->validation_at_end || settings->validation_steps > 0)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "model.expert=%s: sampled clips need both experts, and training holds one: expected "
+                         "validation_at_end=false and validation_steps=0; dsv sample takes --lora-%s",
+                         settings->model_expert, settings->model_expert);
+    if (is_low(settings) && settings->sigma_max > folder.boundary_ratio)
+        settings->sigma_max = folder.boundary_ratio;
+    if (!is_low(settings) && settings->sigma_min < folder.boundary_ratio)
+        settings->sigma_min = folder.boundary_ratio;
+    return report_range(settings, &folder, log, context);
+}
+
+DsvStatus dsvi_expert_path(const DsvConfig *settings, char out[DSVI_PATH_MAX])
+{
+    DsviWanFolder folder;
+    bool found = false;
+    snprintf(out, DSVI_PATH_MAX, "%s", settings->model_path);
+    if (!is_chosen(settings))
+        return DSV_OK;
+    DSVI_TRY(dsvi_wan_folder_find(settings->model_path, settings, &folder, &found));
+    DSVI_TRY(check_choice(settings, &folder, found));
+    DsviWanPart part = is_low(settings) ? DSVI_WAN_TRANSFORMER_2 : DSVI_WAN_TRANSFORMER;
+    DSVI_TRY(dsvi_wan_folder_require(&folder, part));
+    snprintf(out, DSVI_PATH_MAX, "%s", folder.part[part]);
+    return DSV_OK;
+}

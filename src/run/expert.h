@@ -1,0 +1,26 @@
+/* Training one expert of a published model of two experts. */
+#ifndef DSVI_EXPERT_H
+#define DSVI_EXPERT_H
+
+#include "base/fs.h"
+#include "dsv/config.h"
+#include "sparse/sparse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Checks that option model.expert fits the model at model.path, narrows sigma_min and sigma_max to the noise
+ * levels of the expert, and logs them with flow_shift. With model.expert=none it only checks. Fails with
+ * DSV_E_USAGE if the model has two experts and none is chosen, if it has one transformer and an expert is
+ * chosen, or if the run samples clips, which need both experts; with DSV_E_UNSUPPORTED for other models of
+ * Wan 2.2. `log` may be NULL. */
+DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *context);
+
+/* Stores the path of the model that is trained: model.path, or the transformer of model.expert in it. */
+DsvStatus dsvi_expert_path(const DsvConfig *settings, char out[DSVI_PATH_MAX]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
