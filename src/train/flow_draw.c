@@ -49,19 +49,18 @@ DsvStatus dsvi_flow_check(const DsvConfig *settings)
     if (settings->sigma_min >= settings->sigma_max)
         return DSVI_FAIL(DSV_E_USAGE, "sigma_min is %g and sigma_max is %g, expected a smaller sigma_min",
                          settings->sigma_min, settings->sigma_max);
-    if (strcmp(settings->loss_weight, "bell") == 0 && settings->train_batch_size > 1)
-        return DSVI_FAIL(DSV_E_USAGE,
-                         "loss_weight is bell and train_batch_size is %lld, expected train_batch_size=1 with "
-                         "gradient_accumulation_steps=%lld",
-                         (long long)settings->train_batch_size,
-                         (long long)(settings->train_batch_size * settings->gradient_accumulation_steps));
     return DSV_OK;
+}
+
+bool dsvi_flow_weighs(const DsvConfig *settings)
+{
+    return strcmp(settings->loss_weight, "none") != 0;
 }
 
 double dsvi_flow_weight(const DsvConfig *settings, double sigma)
 {
     const double edge = exp(-0.5), mean = sqrt(acos(-1) / 2) * erf(sqrt(0.5)) - edge;
-    if (strcmp(settings->loss_weight, "bell") != 0)
+    if (!dsvi_flow_weighs(settings))
         return 1;
     return (exp(-2 * (sigma - 0.5) * (sigma - 0.5)) - edge) / mean;
 }

@@ -2,6 +2,7 @@
 #ifndef DSVI_FLOW_DRAW_H
 #define DSVI_FLOW_DRAW_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/rng.h"
@@ -22,9 +23,10 @@ double dsvi_flow_sigma(const DsvConfig *settings, double shift, uint64_t sample)
  * difficulty are related at two resolutions (Esser et al. 2024, "Scaling Rectified Flow Transformers",
  * section 5.3.2). */
 double dsvi_flow_shift(const DsvConfig *settings, int64_t pixels);
-/* Fails with DSV_E_USAGE if sigma_min, sigma_max and loss_weight do not fit together or with
- * train_batch_size. */
+/* Fails with DSV_E_USAGE if sigma_min is not below sigma_max. */
 DsvStatus dsvi_flow_check(const DsvConfig *settings);
+/* Returns whether samples have different factors (option loss_weight). */
+bool dsvi_flow_weighs(const DsvConfig *settings);
 /* Returns the factor of a sample's gradient (option loss_weight): 1, or for `bell`
  * (exp(-2 (sigma - 1/2)^2) - exp(-1/2)) / Z, where Z gives the mean 1 over sigma uniform in [0, 1]. */
 double dsvi_flow_weight(const DsvConfig *settings, double sigma);

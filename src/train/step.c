@@ -169,6 +169,16 @@ static double pass_weight(const DsviTrainer *t)
     return 1.0 / (double)(t->settings->gradient_accumulation_steps * t->mesh.data_ranks);
 }
 
+/* Returns the weights of the samples' gradients, or NULL if all are 1. */
+static const double *sample_weights(const DsviTrainer *t)
+{
+    if (!dsvi_flow_weighs(t->settings))
+        return NULL;
+    for (int64_t b = 0; b < t->settings->train_batch_size; b++)
+        t->host_weight[b] = dsvi_flow_weight(t->settings, t->host_sigma[b]);
+    return t->host_weight;
+}
+
 /* Waits for the forward pass and adds its loss, of this rank's tokens only, to `result`. */
 static DsvStatus take_loss(DsviTrainer *t, DsviStepResult *result)
 {
@@ -277,7 +287,8 @@ DsvStatus dsvi_train_gradients(DsviTrainer *t, bool last_pass, const DsviSampleS
                                DsviStepResult *result)
 {
     const DsviDitLoss loss = {.target = t->noise,
-                              .grad_scale = pass_weight(t) * dsvi_flow_weight(t->settings, t->host_sigma[0]),
+                              .grad_scale = pass_weight(t),
+                              .sample_weight = sample_weights(t),
                               .channel_weight = t->channel_weight,
                               .loss = t->loss};
     double last;

@@ -199,6 +199,7 @@ static void trainer_carve_host(DsviTrainer *t, DsviArena *arena)
     t->host_sigma = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     t->host_timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     t->host_loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
+    t->host_weight = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(double));
     if (has_channel_weights(t))
         t->host_channel_weight = dsvi_arena_take(arena, DSVI_MEM_DATA, channel_weight_bytes(t));
     t->host_flat = dsvi_arena_take(arena, DSVI_MEM_DATA,

@@ -106,6 +106,7 @@ typedef struct DsviTrainer {
     float *host_latents;                           /* (B, elements_max) */
     float *host_text;                              /* (B, text_len, text_dim) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
+    double *host_weight;                           /* (B) weights of the samples' gradients */
     float *host_channel_weight;                    /* (latent channels) or NULL */
     float *host_flat;         /* rank 0: (trained->elements) a flat array that is read from or written to a
                                * file; other ranks: scratch for dsvi_zero_store and _fetch */

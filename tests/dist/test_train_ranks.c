@@ -43,6 +43,24 @@ static void ranks_equal_a_larger_batch(void **state)
     }
 }
 
+/* The bell weighs each sample of a batch by its own noise level: a batch of four and one of one on four ranks
+ * have the same gradient, which is not that of equal weights. */
+static void the_bell_weighs_each_sample(void **state)
+{
+    static const char *const BELL[] = {"mixed_precision=no", "sparse.enabled=false", "loss_weight=bell",
+                                       NULL};
+    (void)state;
+    compare(BELL, ranks_max, 4, 1e-5);
+    Rig plain = {.device = device, .assignment = DENSE, .ranks = 1, .steps = 1};
+    Rig bell = {.device = device, .assignment = BELL, .ranks = 1, .steps = 1};
+    rig_train(&plain);
+    rig_train(&bell);
+    assert_true(plain.rank[0].step[0].loss == bell.rank[0].step[0].loss); /* is not weighted */
+    assert_true(fabs(bell.rank[0].step[0].grad_norm / plain.rank[0].step[0].grad_norm - 1) > 0.01);
+    rig_free(&plain);
+    rig_free(&bell);
+}
+
 /* Each rank passes the text states of its own samples, with rows of zeros after them. */
 static void ranks_have_the_text_of_their_samples(void **state)
 {
@@ -209,15 +227,11 @@ int main(int argc, char **argv)
     if (argc == 2 && strcmp(argv[1], "cuda") == 0)
         return run_cuda();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_equal_a_larger_batch),
-        cmocka_unit_test(ranks_sum_selector_state),
-        cmocka_unit_test(decisions_are_the_same_on_all_ranks),
-        cmocka_unit_test(the_same_bits_every_time),
-        cmocka_unit_test(a_step_sends_the_expected_bytes),
-        cmocka_unit_test(the_optimizer_is_divided),
-        cmocka_unit_test(a_rank_without_data_ends_all),
-        cmocka_unit_test(nan_names_its_rank),
-        cmocka_unit_test(nan_in_the_first_projection_ends_all),
+        cmocka_unit_test(ranks_equal_a_larger_batch),           cmocka_unit_test(ranks_sum_selector_state),
+        cmocka_unit_test(decisions_are_the_same_on_all_ranks),  cmocka_unit_test(the_same_bits_every_time),
+        cmocka_unit_test(a_step_sends_the_expected_bytes),      cmocka_unit_test(the_optimizer_is_divided),
+        cmocka_unit_test(a_rank_without_data_ends_all),         cmocka_unit_test(nan_names_its_rank),
+        cmocka_unit_test(nan_in_the_first_projection_ends_all), cmocka_unit_test(the_bell_weighs_each_sample),
         cmocka_unit_test(ranks_have_the_text_of_their_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

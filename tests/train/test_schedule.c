@@ -237,10 +237,6 @@ static void the_bell_has_mean_one(void **state)
     assert_error_below(fabs(sum / POINTS - 1), 1e-5, "mean of the bell");
     assert_error_below(fabs(dsvi_flow_weight(&settings, 0)), 1e-12, "edge");
     assert_true(dsvi_flow_weight(&settings, 0.5) > 1.5);
-    settings.train_batch_size = 2;
-    assert_fails(DSV_E_USAGE, "loss_weight is bell and train_batch_size is 2", dsvi_flow_check(&settings));
-    settings.train_batch_size = 1;
-    assert_ok(dsvi_flow_check(&settings));
     settings.sigma_min = 1;
     assert_fails(DSV_E_USAGE, "expected a smaller sigma_min", dsvi_flow_check(&settings));
 }

@@ -176,6 +176,7 @@ typedef struct DsviDitLoss {
     const void *target;         /* (B, out_channels, F, H, W) acc; not read any more when the first block
                                  * begins */
     double grad_scale;          /* factor of the gradient, as DsviMseArgs.grad_scale (ops/flow.h) */
+    const double *sample_weight; /* host (B): further factor of each sample's gradient; NULL: all 1 */
     const void *channel_weight; /* (out_channels) acc: factor of each latent channel's squared error; NULL:
                                  * all 1 */
     void *loss;                 /* (B) acc, overwritten: mean of the weighted (output - target)^2 over this

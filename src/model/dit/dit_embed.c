@@ -251,6 +251,24 @@ DsvStatus dsvi_dit_target_rows(DsviDit *dit, const void *target)
     return dit->backend->ops.patch_gather.run(dit->stream, &args);
 }
 
+/* Computes the loss of each sample alone, because their gradients have different factors. */
+static DsvStatus weighted_samples(DsviDit *dit, const DsviMseArgs *whole, const double *weight)
+{
+    size_t sample = (size_t)whole->n * dsvi_dtype_size(dit->acc);
+    for (int64_t b = 0; b < whole->batch; b++) {
+        DsviMseArgs one = *whole;
+        size_t at = (size_t)b * sample;
+        one.batch = 1;
+        one.grad_scale = whole->grad_scale * weight[b] / (double)whole->batch;
+        one.output = (const char *)whole->output + at;
+        one.target = (const char *)whole->target + at;
+        one.loss = (char *)whole->loss + (size_t)b * dsvi_dtype_size(dit->acc);
+        one.doutput = whole->doutput ? (char *)whole->doutput + at : NULL;
+        DSVI_TRY(dit->backend->ops.mse.run(dit->stream, &one));
+    }
+    return DSV_OK;
+}
+
 DsvStatus dsvi_dit_head_loss(DsviDit *dit, const DsviDitLoss *loss)
 {
     const DsviDitScratch *s = &dit->scratch;
@@ -270,7 +288,8 @@ DsvStatus dsvi_dit_head_loss(DsviDit *dit, const DsviDitLoss *loss)
     };
     DSVI_TRY(norm_and_modulate(dit));
     DSVI_TRY(head_rows(dit));
-    DSVI_TRY(dit->backend->ops.mse.run(dit->stream, &mse));
+    DSVI_TRY(loss->sample_weight ? weighted_samples(dit, &mse, loss->sample_weight)
+                                 : dit->backend->ops.mse.run(dit->stream, &mse));
     return dit->shape.backward ? dsvi_dit_cast(dit, n, dit->acc, s->head_rows, dit->act, s->dhead_rows)
                                : DSV_OK;
 }
