@@ -25,7 +25,8 @@ static void write_caption(const char *name, const char *text)
     assert_ok(dsvi_file_write(scratch_path(name), text, strlen(text)));
 }
 
-/* Writes clips that go to three sizes: two of 12 frames, one of 5, and one of a single frame. */
+/* Writes clips that go to three sizes: two of 12 frames, two of 5, and one of a single frame. An epoch has
+ * five samples, so that no checkpoint of the tests is at its end. */
 static void make_sized_clips(void)
 {
     static float pixels[3 * 5 * 40 * 56];
@@ -33,6 +34,7 @@ static void make_sized_clips(void)
         pixels[i] = (float)sin(0.3 * (i % 56) + 0.01 * i);
     tiny_clips(scratch_path("sized"), 2);
     assert_ok(dsvi_video_write(scratch_path("sized/wide.mp4"), pixels, 5, 40, 56, 8));
+    assert_ok(dsvi_video_write(scratch_path("sized/wide-2.mp4"), pixels, 5, 40, 56, 8));
     assert_ok(dsvi_video_write(scratch_path("sized/still.mp4"), pixels, 1, 40, 40, 8));
     write_caption("sized/wide.txt", "A cat walks on the grass");
     write_caption("sized/still.txt", "rain");
@@ -485,6 +487,88 @@ static void a_killed_run_of_three_sizes_goes_on_to_the_bit(void **state)
     free(list);
 }
 
+/* The child: one of two ranks that train together. `die`: rank 0 kills itself after its checkpoint. */
+static int train_as_rank(char **argument)
+{
+    DsvConfig settings;
+    DsvRanks *ranks;
+    DsvRanksPlace place = {
+        .rank = atoi(argument[2]), .size = 2, .address = "localhost", .port = atoi(argument[3])};
+    Stopper heard = {.steps = 2};
+    DsvEvents events = {.context = &heard, .log = keep_log};
+    if (strcmp(argument[1], "die") == 0 && place.rank == 0)
+        events.stop = die_after_checkpoint;
+    snprintf(model, sizeof model, "%s", golden_path("pipe_a"));
+    sized_settings(&settings, argument[4]);
+    set(&settings, "data.path", argument[5]);
+    set(&settings, "data.cache", argument[6]);
+    set(&settings, "validation.data", argument[7]);
+    set(&settings, "threads", "1");
+    if (strcmp(argument[1], "resume") == 0)
+        set(&settings, "resume_from_checkpoint", "latest");
+    if (dsv_ranks_join(&settings, &place, NULL, &ranks) != DSV_OK)
+        return 1;
+    DsvStatus status = dsv_train_ranks(ranks, &settings, &events, NULL);
+    dsv_ranks_leave(&ranks);
+    return status == DSV_OK ? 0 : 1;
+}
+
+/* Trains `folder` on two processes. With `die` rank 0 kills itself and this function kills rank 1 at once. */
+static void train_two(const char *how, const char *folder)
+{
+    static int calls;
+    DsvConfig settings;
+    char number[16], port[16];
+    pid_t child[2];
+    int status[2];
+    bool die = strcmp(how, "die") == 0;
+    sized_settings(&settings, folder);
+    snprintf(port, sizeof port, "%d", 20000 + (int)(getpid() + 7 * calls++) % 12000);
+    for (int rank = 0; rank < 2; rank++) {
+        snprintf(number, sizeof number, "%d", rank);
+        child[rank] = fork();
+        assert_true(child[rank] >= 0);
+        if (child[rank] > 0)
+            continue;
+        execl("/proc/self/exe", "test_train_wan", how, number, port, folder, settings.data_path,
+              settings.data_cache, settings.validation_data, (char *)NULL);
+        _exit(1);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        if (die && rank == 1)
+            (void)kill(child[rank], SIGKILL);
+        assert_int_equal(waitpid(child[rank], &status[rank], 0), child[rank]);
+    }
+    if (die)
+        assert_true(WIFSIGNALED(status[0]) && WTERMSIG(status[0]) == SIGKILL);
+    for (int rank = 0; rank < 2 && !die; rank++)
+        assert_true(WIFEXITED(status[rank]) && WEXITSTATUS(status[rank]) == 0);
+}
+
+/* Two ranks share an epoch of three sizes, which are dealt by cost, and are killed within it. */
+static void two_killed_ranks_go_on_to_the_bit(void **state)
+{
+    const char *straight = folder_named("ranks-straight"), *killed = folder_named("ranks-killed");
+    static const char *const FILES[] = {"lora.safetensors",
+                                        "lora_ema.safetensors",
+                                        "optimizer/weight.safetensors",
+                                        "optimizer/exp_avg.safetensors",
+                                        "optimizer/exp_avg_sq.safetensors",
+                                        "sparse.safetensors",
+                                        "sparse-9x32x32.safetensors",
+                                        "sparse-1x32x32.safetensors"};
+    (void)state;
+    train_two("straight", straight);
+    train_two("die", killed);
+    assert_true(dsvi_path_exists(scratch_path("ranks-killed/checkpoint-4")));
+    assert_false(dsvi_path_exists(scratch_path("ranks-killed/checkpoint-10")));
+    train_two("resume", killed);
+    for (size_t i = 0; i < sizeof FILES / sizeof *FILES; i++)
+        same_file(straight, killed, FILES[i]);
+    for (int step = 1; step <= 10; step++)
+        assert_true(loss_of_step(straight, step) == loss_of_step(killed, step));
+}
+
 static void wrong_data_is_refused(void **state)
 {
     DsvConfig settings;
@@ -527,8 +611,11 @@ int main(int count, char **arguments)
         cmocka_unit_test(held_out_clips_have_text),
         cmocka_unit_test(a_killed_run_goes_on_to_the_bit),
         cmocka_unit_test(a_killed_run_of_three_sizes_goes_on_to_the_bit),
+        cmocka_unit_test(two_killed_ranks_go_on_to_the_bit),
         cmocka_unit_test(wrong_data_is_refused),
     };
+    if (count == 8)
+        return train_as_rank(arguments);
     if (count == 6)
         return train_and_die(arguments);
     return cmocka_run_group_tests(tests, make_data, scratch_remove);
