@@ -7,27 +7,39 @@ enum { CHUNK = 256 }; /* elements processed at a time, in local arrays of floats
 
 static const float GELU_SLOPE = 1.59576912f; /* 2 sqrt(2 / pi): factor in the tanh approximation of GELU */
 static const float GELU_CUBIC = 0.044715f;
+static const float GELU_QUICK_SLOPE = 1.702f;
+static const float NORMAL_PEAK = 0.398942280f; /* 1 / sqrt(2 pi) */
 static const float FINITE = 3.4028235e38f;
 
-/* Returns the argument of the logistic function s: SiLU and GELU (tanh approximation) are x
+/* Returns the argument of the logistic function s: SiLU and both approximations of GELU are x
  * s(inner_of(x)). */
 DSVI_SPECIALISED DsviVec inner_of(DsviActivation kind, DsviVec x)
 {
+    if (kind == DSVI_GELU_QUICK)
+        return GELU_QUICK_SLOPE * x;
     return kind == DSVI_SILU ? x : GELU_SLOPE * (x + GELU_CUBIC * x * x * x);
 }
 
 DSVI_SPECIALISED DsviVec activation_vec(DsviActivation kind, DsviVec x)
 {
+    DsviVec density;
+    if (kind == DSVI_GELU_ERF)
+        return x * dsvi_vec_normal_below(x, &density);
     return x / (1.0f + dsvi_vec_exp(-inner_of(kind, x)));
 }
 
 /* Returns the derivative of x s(inner), which is s(inner) (1 + x inner' s(-inner)). s is the logistic
  * function, and s(-t) = exp(-t) s(t). For |x| > 100 the derivative is 0 or 1; x is clamped to +-100 so
- * that x^3 stays finite where s is 0. */
+ * that x^3 stays finite where s is 0. The derivative of the exact GELU, x P(x) with the distribution
+ * function P of N(0, 1), is P(x) + x P'(x). */
 DSVI_SPECIALISED DsviVec activation_slope_vec(DsviActivation kind, DsviVec x)
 {
     x = dsvi_vec_min(dsvi_vec_all(100), dsvi_vec_max(dsvi_vec_all(-100), x));
-    DsviVec inner_slope = dsvi_vec_all(1);
+    DsviVec inner_slope = dsvi_vec_all(kind == DSVI_GELU_QUICK ? GELU_QUICK_SLOPE : 1), density;
+    if (kind == DSVI_GELU_ERF) {
+        DsviVec below = dsvi_vec_normal_below(x, &density);
+        return below + x * (NORMAL_PEAK * density);
+    }
     if (kind == DSVI_GELU_TANH)
         inner_slope = GELU_SLOPE * (1.0f + 3 * GELU_CUBIC * x * x);
     DsviVec e = dsvi_vec_exp(-inner_of(kind, x));
@@ -64,10 +76,12 @@ DSVI_SPECIALISED void activation_range(DsviDtype dtype, bool backward, const Dsv
             for (int64_t i = 0; i < count; i++)
                 dy[i] = dsvi_get(dtype, args->dy, first + i);
         }
-        if (args->activation == DSVI_SILU)
-            activation_chunk(DSVI_SILU, backward, count, x, dy);
-        else
-            activation_chunk(DSVI_GELU_TANH, backward, count, x, dy);
+        switch (args->activation) {
+        case DSVI_SILU: activation_chunk(DSVI_SILU, backward, count, x, dy); break;
+        case DSVI_GELU_ERF: activation_chunk(DSVI_GELU_ERF, backward, count, x, dy); break;
+        case DSVI_GELU_QUICK: activation_chunk(DSVI_GELU_QUICK, backward, count, x, dy); break;
+        case DSVI_GELU_TANH: activation_chunk(DSVI_GELU_TANH, backward, count, x, dy); break;
+        }
 #pragma omp simd
         for (int64_t i = 0; i < count; i++)
             dsvi_put(dtype, out, first + i, x[i]);

@@ -16,10 +16,14 @@ extern "C" {
 #define DSVI_GELU_SLOPE 1.5957691216057307117597842397375
 #define DSVI_GELU_CUBIC 0.044715
 
-typedef enum DsviActivation { DSVI_GELU_TANH, DSVI_SILU } DsviActivation;
+/* gelu_quick(x) = x / (1 + exp(-SLOPE x)). */
+#define DSVI_GELU_QUICK_SLOPE 1.702
+
+typedef enum DsviActivation { DSVI_GELU_TANH, DSVI_SILU, DSVI_GELU_ERF, DSVI_GELU_QUICK } DsviActivation;
 
 /* activation_fwd: y = f(x).  activation_bwd: dx = dy * f'(x).
- * gelu_tanh(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); silu(x) = x / (1 + exp(-x)). */
+ * gelu_tanh(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); silu(x) = x / (1 + exp(-x));
+ * gelu_erf(x) = x/2 (1 + erf(x / sqrt 2)), the exact GELU; gelu_quick(x) = x / (1 + exp(-1.702 x)). */
 typedef struct DsviActivationArgs {
     DsviActivation activation;
     int64_t n;

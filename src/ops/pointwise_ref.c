@@ -10,18 +10,46 @@ static double logistic(double x)
     return 1 / (1 + exp(-x));
 }
 
+/* The distribution function of N(0, 1), and its density. */
+static double normal_below(double x)
+{
+    return erfc(-x * sqrt(0.5)) / 2;
+}
+
+static double normal_density(double x)
+{
+    return exp(-x * x / 2) / sqrt(8 * atan(1));
+}
+
+/* Sets *inner and *slope so that the activation is x s(inner), with the logistic function s, and the
+ * derivative of inner is *slope. */
+static void inner_of(DsviActivation kind, double x, double *inner, double *slope)
+{
+    double factor = kind == DSVI_GELU_QUICK ? DSVI_GELU_QUICK_SLOPE : 1;
+    *inner = factor * x;
+    *slope = factor;
+    if (kind != DSVI_GELU_TANH)
+        return;
+    *inner = DSVI_GELU_SLOPE * (x + DSVI_GELU_CUBIC * x * x * x);
+    *slope = DSVI_GELU_SLOPE * (1 + 3 * DSVI_GELU_CUBIC * x * x);
+}
+
 static double activation_value(DsviActivation kind, double x)
 {
-    if (kind == DSVI_SILU)
-        return x * logistic(x);
-    return x * logistic(DSVI_GELU_SLOPE * (x + DSVI_GELU_CUBIC * x * x * x));
+    double inner, slope;
+    if (kind == DSVI_GELU_ERF)
+        return x * normal_below(x);
+    inner_of(kind, x, &inner, &slope);
+    return x * logistic(inner);
 }
 
 static double activation_slope(DsviActivation kind, double x)
 {
-    double inner = kind == DSVI_SILU ? x : DSVI_GELU_SLOPE * (x + DSVI_GELU_CUBIC * x * x * x);
-    double inner_slope = kind == DSVI_SILU ? 1 : DSVI_GELU_SLOPE * (1 + 3 * DSVI_GELU_CUBIC * x * x);
-    return logistic(inner) * (1 + x * inner_slope * logistic(-inner));
+    double inner, slope;
+    if (kind == DSVI_GELU_ERF)
+        return normal_below(x) + x * normal_density(x);
+    inner_of(kind, x, &inner, &slope);
+    return logistic(inner) * (1 + x * slope * logistic(-inner));
 }
 
 DsvStatus dsvi_activation_fwd_ref(DsviStream *stream, const DsviActivationArgs *args)

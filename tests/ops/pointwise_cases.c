@@ -32,8 +32,9 @@ static void check_activation(const DsviBackend *backend, const ActivationShape *
                    .parameters = shape,
                    .run = run_activation,
                    .ulps = 8};
-    snprintf(c.shape, sizeof c.shape, "%s n %lld%s", shape->activation == DSVI_SILU ? "silu" : "gelu",
-             (long long)shape->n, shape->in_place ? " in place" : "");
+    static const char *const NAMES[] = {"gelu_tanh", "silu", "gelu_erf", "gelu_quick"};
+    snprintf(c.shape, sizeof c.shape, "%s n %lld%s", NAMES[shape->activation], (long long)shape->n,
+             shape->in_place ? " in place" : "");
     CheckBuffer *x = check_buffer(&c, "x", CHECK_ACT, CHECK_IN, shape->n);
     x->scale = 3;
     if (!shape->backward) {
@@ -48,10 +49,9 @@ static void check_activation(const DsviBackend *backend, const ActivationShape *
 void check_activation_cases(const DsviBackend *backend)
 {
     for (int i = 0; i < LENGTH_COUNT; i++)
-        for (int variation = 0; variation < 8; variation += i == LENGTH_COUNT - 1 ? 7 : 1)
-            check_activation(backend,
-                             &(ActivationShape){LENGTHS[i], variation & 1 ? DSVI_SILU : DSVI_GELU_TANH,
-                                                variation & 2, variation & 4});
+        for (int variation = 0; variation < 16; variation += i == LENGTH_COUNT - 1 ? 5 : 1)
+            check_activation(backend, &(ActivationShape){LENGTHS[i], (DsviActivation)(variation % 4),
+                                                         variation & 4, variation & 8});
 }
 
 typedef struct GateShape {

@@ -168,7 +168,7 @@ static void test_activation(void **state)
 {
     enum { LENGTH = 33 };
     (void)state;
-    for (int kind = DSVI_GELU_TANH; kind <= DSVI_SILU; kind++) {
+    for (int kind = DSVI_GELU_TANH; kind <= DSVI_GELU_QUICK; kind++) {
         Activation a;
         double *x = random_row(1, LENGTH, 2, 0), *dy = random_row(2, LENGTH, 1, 0);
         double *dx = random_row(3, LENGTH, 0, 0);

@@ -16,14 +16,20 @@ namespace {
 /* ---- activations ---- */
 
 constexpr float FINITE = 3.4028235e38f;
+constexpr float NORMAL_PEAK = 0.398942280f; /* 1 / sqrt(2 pi) */
 
 /* Returns the derivative of the activation x s(inner): s(inner) (1 + x inner' s(-inner)), where s is the
  * logistic function and s(-t) = exp(-t) s(t). Beyond +-100 the derivative is 0 or 1; limiting x to this
- * range keeps x^3 finite. */
+ * range keeps x^3 finite. The derivative of the exact GELU, x P(x) with the distribution function P of
+ * N(0, 1), is P(x) + x P'(x). */
 template <typename T, DsviActivation KIND> __device__ __forceinline__ float slope(float x)
 {
     x = x > 100.f ? 100.f : x < -100.f ? -100.f : x; /* leaves NaN unchanged, unlike fminf and fmaxf */
-    float inner_slope = KIND == DSVI_SILU ? 1.f : GELU_SLOPE * (1.f + 3.f * GELU_CUBIC * x * x);
+    if (KIND == DSVI_GELU_ERF)
+        return normal_below(x) + x * (NORMAL_PEAK * exp_for<T>(-0.5f * x * x));
+    float inner_slope = KIND == DSVI_SILU         ? 1.f
+                        : KIND == DSVI_GELU_QUICK ? GELU_QUICK_SLOPE
+                                                  : GELU_SLOPE * (1.f + 3.f * GELU_CUBIC * x * x);
     float e = exp_for<T>(-inner_of<KIND>(x)), s = divide_for<T>(1.f, 1.f + e);
     return s * (1.f + x * inner_slope * (fminf(e, FINITE) * s));
 }
@@ -91,22 +97,40 @@ static DsvStatus launch_activation_bwd(DsviStream *stream, const DsviActivationA
     return DSV_OK;
 }
 
+template <typename T>
+static DsvStatus launch_activation_fwd_of(DsviStream *stream, const DsviActivationArgs *args)
+{
+    switch (args->activation) {
+    case DSVI_SILU: return launch_activation_fwd<T, DSVI_SILU>(stream, args);
+    case DSVI_GELU_ERF: return launch_activation_fwd<T, DSVI_GELU_ERF>(stream, args);
+    case DSVI_GELU_QUICK: return launch_activation_fwd<T, DSVI_GELU_QUICK>(stream, args);
+    default: return launch_activation_fwd<T, DSVI_GELU_TANH>(stream, args);
+    }
+}
+
+template <typename T>
+static DsvStatus launch_activation_bwd_of(DsviStream *stream, const DsviActivationArgs *args)
+{
+    switch (args->activation) {
+    case DSVI_SILU: return launch_activation_bwd<T, DSVI_SILU>(stream, args);
+    case DSVI_GELU_ERF: return launch_activation_bwd<T, DSVI_GELU_ERF>(stream, args);
+    case DSVI_GELU_QUICK: return launch_activation_bwd<T, DSVI_GELU_QUICK>(stream, args);
+    default: return launch_activation_bwd<T, DSVI_GELU_TANH>(stream, args);
+    }
+}
+
 static DsvStatus cuda_activation_fwd(DsviStream *stream, const DsviActivationArgs *args)
 {
     if (args->n == 0)
         return DSV_OK;
-    if (args->activation == DSVI_SILU)
-        DSVI_FOR_ACT("activation", args->dtype, return (launch_activation_fwd<T, DSVI_SILU>(stream, args)));
-    DSVI_FOR_ACT("activation", args->dtype, return (launch_activation_fwd<T, DSVI_GELU_TANH>(stream, args)));
+    DSVI_FOR_ACT("activation", args->dtype, return launch_activation_fwd_of<T>(stream, args));
 }
 
 static DsvStatus cuda_activation_bwd(DsviStream *stream, const DsviActivationArgs *args)
 {
     if (args->n == 0)
         return DSV_OK;
-    if (args->activation == DSVI_SILU)
-        DSVI_FOR_ACT("activation", args->dtype, return (launch_activation_bwd<T, DSVI_SILU>(stream, args)));
-    DSVI_FOR_ACT("activation", args->dtype, return (launch_activation_bwd<T, DSVI_GELU_TANH>(stream, args)));
+    DSVI_FOR_ACT("activation", args->dtype, return launch_activation_bwd_of<T>(stream, args));
 }
 
 /* ---- add ---- */
