@@ -24,9 +24,12 @@ extern "C" {
  * | `encoder_hidden_states` | (B, L, text_dim) | text rows                                             |
  * | `target`                | (B, C, F, H, W)  | with `grad` only: what the output is compared with    |
  *
+ * A model of Wan 2.1 I2V also reads `encoder_hidden_states_image` (B, R, image_dim), the states of an image;
+ * one with a table of positions (FLF2V) reads those of two images, (2 B, R / 2, image_dim).
+ *
  * Written to `out_path`, all in F32: `output` (B, C, F, H, W); with `grad` also `loss` (1), the mean of
- * (output - target)^2 over all elements, `grad_hidden_states`, `grad_encoder_hidden_states`, and
- * `grad.NAME` for every weight NAME of the model.
+ * (output - target)^2 over all elements, `grad_hidden_states`, `grad_encoder_hidden_states`
+ * (and that of the image's states), and `grad.NAME` for every weight NAME of the model.
  *
  * For a text encoder (UMT5), `input_ids` and `attention_mask` (B, L), I32 or I64, are read, and
  * `last_hidden_state` (B, L, d_model) is written, with zero rows where the mask is 0. The ones of a mask must

@@ -12,7 +12,7 @@
 
 /* Names of the input tensors. */
 static const char LATENTS[] = "hidden_states", TIMESTEP[] = "timestep", TEXT[] = "encoder_hidden_states",
-                  TARGET[] = "target";
+                  IMAGE[] = "encoder_hidden_states_image", TARGET[] = "target";
 
 typedef struct Pass {
     const DsvConfig *settings;
@@ -22,7 +22,8 @@ typedef struct Pass {
     DsviDitConfig config;
     DsviParamTable table;
     DsviDitShape shape;
-    int64_t latent_elements, text_elements, output_elements; /* elements of the whole batch */
+    int64_t latent_elements, output_elements, text_elements, image_elements; /* of the whole batch */
+    int64_t image_shape[3];                                                  /* as in the file */
     DsviSparse *sparse;
     DsviDit *dit;
 
@@ -32,11 +33,28 @@ typedef struct Pass {
 
     void *memory;
     DsviDitWeights weights;
-    float *latents, *timestep, *text, *target, *output, *loss, *dlatents, *dtext; /* device memory */
+    /* device memory */
+    float *latents, *timestep, *text, *image, *target, *output, *loss, *dlatents, *dtext, *dimage;
 
     float *host; /* staging buffer for the flat parameters or any one tensor */
     int64_t host_elements;
 } Pass;
+
+/* Checks the shape of the image rows. As for diffusers, a model with a table of positions takes the rows of a
+ * sample in two halves, one for each of two images: (2 B, R / 2, image_dim). */
+static DsvStatus read_image_shape(Pass *p, const DsviSafetensors *in)
+{
+    const DsviStoredTensor *image;
+    int64_t halves = p->config.pos_embed_seq_len > 0 ? 2 : 1;
+    if (p->config.image_dim == 0)
+        return DSV_OK;
+    DSVI_TRY(dsvi_safetensors_require_floating(
+        in, IMAGE, 3, (int64_t[]){halves * p->shape.batch, -1, p->config.image_dim}, &image));
+    p->shape.image_len = halves * image->shape[1];
+    p->image_elements = image->count;
+    memcpy(p->image_shape, image->shape, sizeof p->image_shape);
+    return DSV_OK;
+}
 
 /* Checks the shapes of the input tensors and takes the batch's shape from them. */
 static DsvStatus read_shapes(Pass *p, const DsviSafetensors *in)
@@ -56,6 +74,7 @@ static DsvStatus read_shapes(Pass *p, const DsviSafetensors *in)
     p->text_elements = other->count;
     p->latent_elements = latents->count;
     p->output_elements = latents->count / channels * p->config.out_channels;
+    DSVI_TRY(read_image_shape(p, in));
     const int64_t output_shape[5] = {p->shape.batch, p->config.out_channels, p->shape.frames, p->shape.height,
                                      p->shape.width};
     if (p->grad)
@@ -94,6 +113,7 @@ static void forward_carve(void *context, DsviArena *arena)
     Pass *p = context;
     size_t latent = (size_t)p->latent_elements * sizeof(float);
     size_t output = (size_t)p->output_elements * sizeof(float);
+    size_t image = (size_t)p->image_elements * sizeof(float);
     size_t text = (size_t)p->text_elements * sizeof(float), batch = (size_t)p->shape.batch * sizeof(float);
     p->weights = carve_weights(p, arena, p->table.elements, p->grad && !p->lora.file);
     p->adapter_weights = carve_weights(p, arena, p->adapters.table.elements, p->grad);
@@ -105,6 +125,8 @@ static void forward_carve(void *context, DsviArena *arena)
     p->loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
     p->text = dsvi_arena_take(arena, DSVI_MEM_DATA, text);
     p->dtext = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? text : 0);
+    p->image = dsvi_arena_take(arena, DSVI_MEM_DATA, image);
+    p->dimage = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? image : 0);
     if (p->sparse)
         dsvi_sparse_carve(p->sparse, arena);
     dsvi_dit_carve(p->dit, arena);
@@ -120,8 +142,8 @@ static DsvStatus forward_allocate(Pass *p)
 {
     DSVI_TRY(dsvi_device_alloc_layout(p->backend.device, forward_carve, p, &p->memory));
     p->host_elements = larger_of(larger_of(p->table.elements, p->adapters.table.elements),
-                                 larger_of(p->output_elements, p->text_elements));
-    p->host_elements = larger_of(p->host_elements, p->latent_elements);
+                                 larger_of(p->image_elements, p->text_elements));
+    p->host_elements = larger_of(p->host_elements, larger_of(p->latent_elements, p->output_elements));
     p->host = calloc((size_t)p->host_elements, sizeof(float));
     if (!p->host)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for %lld numbers on the host",
@@ -200,6 +222,10 @@ static DsvStatus upload_inputs(Pass *p, const DsviSafetensors *in)
     DSVI_TRY(upload_tensor(p, in, LATENTS, p->latents));
     DSVI_TRY(upload_tensor(p, in, TIMESTEP, p->timestep));
     DSVI_TRY(upload_tensor(p, in, TEXT, p->text));
+    if (p->image_elements > 0) {
+        DSVI_TRY(upload_tensor(p, in, IMAGE, p->image));
+        dsvi_dit_set_image(p->dit, p->image, p->grad && !p->lora.file ? p->dimage : NULL);
+    }
     return p->grad ? upload_tensor(p, in, TARGET, p->target) : DSV_OK;
 }
 
@@ -271,6 +297,8 @@ static DsvStatus forward_collect(Pass *p, Results *r)
         return DSV_OK;
     DSVI_TRY(add_result(p, r, "", "grad_hidden_states", 5, in_shape, p->dlatents));
     DSVI_TRY(add_result(p, r, "", "grad_encoder_hidden_states", 3, text_shape, p->dtext));
+    if (p->image_elements > 0)
+        DSVI_TRY(add_result(p, r, "", "grad_encoder_hidden_states_image", 3, p->image_shape, p->dimage));
     for (int64_t i = 0; i < p->table.count; i++) {
         const DsviParam *param = &p->table.params[i];
         DSVI_TRY(add_result(p, r, "grad.", param->name, param->ndim, param->shape,
@@ -297,8 +325,8 @@ static void average_loss(const Pass *p, Results *r)
 static DsvStatus write_results(Pass *p, const char *out_path)
 {
     DsvStatus status;
-    Results r = {.capacity = (size_t)(p->table.count + p->adapters.table.count) + 4};
-    int64_t elements = 4 * p->host_elements + p->table.parameters + p->adapters.table.parameters +
+    Results r = {.capacity = (size_t)(p->table.count + p->adapters.table.count) + 5};
+    int64_t elements = 5 * p->host_elements + p->table.parameters + p->adapters.table.parameters +
                        p->shape.batch;
     r.tensors = calloc(r.capacity, sizeof *r.tensors);
     r.names = calloc(r.capacity, sizeof *r.names);

@@ -98,8 +98,8 @@ static inline DsviVec dsvi_vec_log2(DsviVec x)
 }
 
 /* Returns the distribution function of N(0, 1), and sets *density to exp(-x^2 / 2): its density times
- * sqrt(2 pi). Below 0 the function is t p(t) exp(-x^2 / 2) with t = 1 / (1 + 0.3 |x| / sqrt 2) and a polynomial
- * p, relative error 3e-8. */
+ * sqrt(2 pi). Below 0 the function is t p(t) exp(-x^2 / 2) with t = 1 / (1 + 0.3 |x| / sqrt 2) and a
+ * polynomial p, relative error 3e-8. */
 static inline DsviVec dsvi_vec_normal_below(DsviVec x, DsviVec *density)
 {
     DsviVec size = dsvi_vec_min(dsvi_vec_all(100), dsvi_vec_max(x, -x));

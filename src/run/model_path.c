@@ -133,8 +133,10 @@ DsvStatus dsvi_model_find(const char *path, DsviModelPath *out)
 
 DsvStatus dsvi_model_config(const DsviModelPath *model, DsviDitConfig *out)
 {
-    return model->config[0] ? dsvi_dit_config_read(model->config, out)
-                            : dsvi_weights_config(model->weights, out);
+    if (!model->config[0])
+        return dsvi_weights_config(model->weights, out);
+    DSVI_TRY(dsvi_dit_config_read(model->config, out));
+    return dsvi_weights_find_image(model->weights, out);
 }
 
 /* Returns `path`, which is in model->checkpoint, relative to the checkpoint. */

@@ -83,6 +83,7 @@ int golden_cases(const char *folder, char name[GOLDEN_CASES_MAX][GOLDEN_NAME])
 
 static void fill_case(GoldenDit *c, const char *model, const cJSON *item)
 {
+    const cJSON *image_len = cJSON_GetObjectItemCaseSensitive(item, "image_len");
     const cJSON *thw = member(item, "latent_thw"), *bf16 = member(item, "bf16_autocast_against_f32");
     assert_int_equal(cJSON_GetArraySize(thw), 3);
     *c = (GoldenDit){
@@ -91,6 +92,7 @@ static void fill_case(GoldenDit *c, const char *model, const cJSON *item)
         .height = (int64_t)cJSON_GetArrayItem(thw, 1)->valuedouble,
         .width = (int64_t)cJSON_GetArrayItem(thw, 2)->valuedouble,
         .text_len = (int64_t)number(item, "text_len"),
+        .image_len = image_len ? (int64_t)image_len->valuedouble : 0,
         .bf16_output = number(bf16, "output_rel_l2"),
         .bf16_dlatents = number(bf16, "grad_hidden_states_rel_l2"),
         .bf16_worst_grad = number(bf16, "worst_param_grad_rel_l2"),
@@ -101,7 +103,7 @@ static void fill_case(GoldenDit *c, const char *model, const cJSON *item)
 
 int golden_dit_cases(GoldenDit cases[GOLDEN_CASES_MAX])
 {
-    static const char *const model[] = {"dit_a", "dit_c", "dit_i2v"};
+    static const char *const model[] = {"dit_a", "dit_c", "dit_i2v", "dit_clip", "dit_flf"};
     int count = 0;
     for (size_t m = 0; m < sizeof model / sizeof *model; m++) {
         if (root != committed && access(golden_path(model[m]), F_OK) != 0)

@@ -23,11 +23,12 @@ int golden_cases(const char *folder, char name[GOLDEN_CASES_MAX][GOLDEN_NAME]);
 typedef struct GoldenDit {
     char model[GOLDEN_NAME], name[GOLDEN_NAME]; /* files are in <model> and <model>/<name> */
     int64_t batch, frames, height, width, text_len;
+    int64_t image_len; /* 0: the model takes no image rows */
     /* relative L2 errors of PyTorch's BF16 autocast against its own F32 run */
     double bf16_output, bf16_dlatents, bf16_worst_grad;
 } GoldenDit;
 
-/* The cases of dit_a, dit_c and dit_i2v, in this order. Returns how many. */
+/* The cases of dit_a, then those of dit_c, dit_i2v, dit_clip and dit_flf. Returns how many. */
 int golden_dit_cases(GoldenDit cases[GOLDEN_CASES_MAX]);
 
 #endif

@@ -44,6 +44,8 @@ SETS = [
     ("conv", make_conv.write),
     ("dit_a", make_dit.write_a),
     ("dit_c", make_dit.write_c),
+    ("dit_clip", make_dit.write_clip),
+    ("dit_flf", make_dit.write_flf),
     ("dit_i2v", make_dit.write_i2v),
     ("pipe_a", make_pipeline.write),
     ("pipe_experts", make_experts.write),

@@ -102,20 +102,23 @@ def watch(model, found):
         module.register_forward_hook(lambda module, inputs, output, key=key: found.update({key: output}))
 
 
+WITH_GRADIENT = ("hidden_states", "encoder_hidden_states", "encoder_hidden_states_image")
+
+
 def run(config, weights, inputs, dtype, autocast=False):
     """Results, gradients of the weights, and tensors inside the model."""
     inside = {}
     with float_means_double() if dtype == torch.float64 else contextlib.nullcontext():
         model = load_model(config, weights, dtype)
         watch(model, inside)
-        latents, text = (inputs[name].to(dtype, copy=True).requires_grad_()
-                         for name in ("hidden_states", "encoder_hidden_states"))
+        given = {name: inputs[name].to(dtype, copy=True).requires_grad_() for name in WITH_GRADIENT
+                 if name in inputs}
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            output = model(latents, inputs["timestep"].to(dtype), text, return_dict=False)[0]
+            output = model(timestep=inputs["timestep"].to(dtype), return_dict=False, **given)[0]
         loss = ((output.to(dtype) - inputs["target"].to(dtype)) ** 2).mean()
         loss.backward()
-    results = {"output": output, "loss": loss.view(1), "grad_hidden_states": latents.grad,
-               "grad_encoder_hidden_states": text.grad}
+    results = {"output": output, "loss": loss.view(1),
+               **{f"grad_{name}": tensor.grad for name, tensor in given.items()}}
     return results, {name: parameter.grad for name, parameter in model.named_parameters()}, inside
 
 
@@ -145,15 +148,21 @@ def write_case(folder, random, config, weights, batch, thw, text_len):
         latents = torch.cat([latents, random.normal(batch, beside, *thw)], dim=1)
     inputs = {"hidden_states": latents, "target": target, "timestep": drawn["timestep"],
               "encoder_hidden_states": drawn["encoder_hidden_states"]}
+    image_len = config.get("pos_embed_seq_len") or config.get("image_dim", 0) and 9
+    if image_len:
+        halves = 2 if "pos_embed_seq_len" in config else 1  # of two pictures, which diffusers joins
+        inputs["encoder_hidden_states_image"] = random.normal(halves * batch, image_len // halves,
+                                                              config["image_dim"])
     exact = run(config, weights, inputs, torch.float64)
     single = run(config, weights, inputs, torch.float32)
     rounded = run(config, weights, inputs, torch.float32, autocast=True)
     save(folder / name / "inputs.safetensors", inputs)
     save(folder / name / "expected_f64.safetensors", exact[0])
     save(folder / name / "grads.safetensors", to_f32(exact[1]))
-    if config["num_layers"] == 2:
+    if config["num_layers"] == 2 and not image_len:
         save(folder / name / "intermediates.safetensors", to_f32(exact[2]))
-    return name, {"batch": batch, "latent_thw": list(thw), "text_len": text_len,
+    lengths = {"text_len": text_len, **({"image_len": image_len} if image_len else {})}
+    return name, {"batch": batch, "latent_thw": list(thw), **lengths,
                   "f32_against_f64": errors_between(single, exact),
                   "bf16_autocast_against_f32": errors_between(rounded, single)}
 
@@ -244,3 +253,26 @@ def write_i2v(folder):
     save(folder / "diffusion_pytorch_model.safetensors", weights)
     cases = [write_case(folder, random, config, weights, 2, (2, 4, 6), 5)]
     describe(folder, seed, ABOUT, cases=dict(cases))
+
+
+def write_of_image(folder, seed, config):
+    """A transformer that takes states of a picture besides the text, as those of Wan 2.1 I2V and FLF2V.
+    diffusers takes all rows before the last 512 for those of the picture, so the text has 512."""
+    config = {"num_attention_heads": 1, "attention_head_dim": 32, "ffn_dim": 40, "freq_dim": 32,
+              "text_dim": 8, "in_channels": CHANNELS + 20, "image_dim": 20, "added_kv_proj_dim": 32, **config}
+    random = Random(seed)
+    weights = random_weights(random, config)
+    write_config(folder, config)
+    save(folder / "diffusion_pytorch_model.safetensors", weights)
+    cases = [write_case(folder, random, config, weights, 2, (2, 4, 6), 512)]
+    describe(folder, seed, ABOUT, cases=dict(cases))
+
+
+def write_clip(folder):
+    """Two blocks."""
+    write_of_image(folder, 24, {"num_layers": 2})
+
+
+def write_flf(folder):
+    """One block, and a table of the positions of two pictures."""
+    write_of_image(folder, 25, {"num_layers": 1, "pos_embed_seq_len": 6})

@@ -23,6 +23,8 @@ static void carve(DitCase *c, DsviArena *arena)
     c->loss = take(c, arena, acc, c->shape.batch);
     c->text = take(c, arena, acc, c->text_elements);
     c->dtext = take(c, arena, acc, c->text_elements);
+    c->image = take(c, arena, acc, c->image_elements);
+    c->dimage = take(c, arena, acc, c->image_elements);
     c->target = take(c, arena, acc, c->out_elements);
     c->output = take(c, arena, acc, c->out_elements);
     c->doutput = take(c, arena, acc, c->out_elements);
@@ -64,6 +66,7 @@ static void open_case(DitCase *c, const DsviDitConfig *config, const DsviDitShap
     c->in_elements = places * config->in_channels;
     c->out_elements = places * config->out_channels;
     c->text_elements = shape->batch * shape->text_len * config->text_dim;
+    c->image_elements = shape->batch * shape->image_len * config->image_dim;
     assert_ok(dsvi_cpu_open(isa, threads, &c->backend));
     assert_ok(dsvi_param_table_make(config, &c->table));
     if (settings) {
@@ -78,6 +81,8 @@ static void open_case(DitCase *c, const DsviDitConfig *config, const DsviDitShap
     dsvi_arena_bind(&arena, c->memory, arena.used);
     carve(c, &arena);
     assert_int_equal(arena.used, arena.size);
+    if (shape->image_len > 0)
+        dsvi_dit_set_image(c->dit, c->image, shape->lora ? NULL : c->dimage);
     if (c->sparse)
         assert_ok(dsvi_sparse_setup(c->sparse));
     if (c->shape.grad_begin) {
@@ -139,6 +144,7 @@ void dit_case_randomise(DitCase *c, uint32_t stream)
     rng.stream++;
     fill(c, c->target, c->out_elements, rng);
     rng.stream++;
+    fill(c, c->image, c->image_elements, (DsviRng){12, DSVI_RNG_TEST, stream});
     for (int64_t b = 0; b < c->shape.batch; b++)
         dsvi_store(c->acc, c->timestep, b, (float)(1000 * dsvi_rng_uniform(rng, (uint64_t)b)));
 }
@@ -199,6 +205,7 @@ void dit_case_assert_equal(const DitCase *a, const DitCase *b, bool grad)
         return;
     assert_memory_equal(a->dlatents, b->dlatents, (size_t)a->in_elements * size);
     assert_memory_equal(a->dtext, b->dtext, (size_t)a->text_elements * size);
+    assert_memory_equal(a->dimage, b->dimage, (size_t)a->image_elements * size);
     assert_memory_equal(a->weights.grad, b->weights.grad, (size_t)a->table.elements * size);
 }
 

@@ -15,12 +15,12 @@ typedef struct DitCase {
     DsviParamTable table;
     DsviSparse *sparse; /* NULL: dense attention */
     DsviDit *dit;
-    int64_t in_elements, out_elements, text_elements; /* elements of the arrays of the whole batch */
+    int64_t in_elements, out_elements, text_elements, image_elements; /* of the arrays of the whole batch */
 
     void *memory;
     DsviDitWeights weights; /* with shape.grad_begin the gradients are in memory that the model has planned */
     /* arrays of dtype acc */
-    void *latents, *timestep, *text, *target, *output, *doutput, *loss, *dlatents, *dtext;
+    void *latents, *timestep, *text, *image, *target, *output, *doutput, *loss, *dlatents, *dtext, *dimage;
 } DitCase;
 
 /* Creates the model of `config` and `shape` on the CPU with instruction set `isa` and `threads` threads. With
@@ -37,8 +37,8 @@ void dit_case_close(DitCase *c);
 void dit_case_set_weights(DitCase *c, const float *flat);
 /* Copies the whole stored tensor `name` to `array`, one of the acc arrays of `c`. */
 void dit_case_set(DitCase *c, void *array, const DsviSafetensors *file, const char *name);
-/* Fills latents, text and target with random normal numbers that follow from `stream`, and timesteps with
- * uniform numbers between 0 and 1000. */
+/* Fills latents, text, image and target with random normal numbers that follow from `stream`, and timesteps
+ * with uniform numbers between 0 and 1000. */
 void dit_case_randomise(DitCase *c, uint32_t stream);
 
 /* Runs the forward pass from latents, timestep and text to output. */

@@ -67,10 +67,11 @@ static void check_slope(DitCase *c, const char *name, double *x, const double *g
     free(direction);
 }
 
-static void check_all_slopes(const DsviDitConfig *config)
+static void check_all_slopes(const DsviDitConfig *config, int64_t image_len)
 {
     DitCase c;
     DsviDitShape shape = dit_case_small_shape(DSVI_F64);
+    shape.image_len = image_len;
     dit_case_open(&c, config, &shape, "ref", 1, NULL);
     float *flat = dit_case_random_weights(&c.table, 0.2);
     dit_case_set_weights(&c, flat);
@@ -78,6 +79,8 @@ static void check_all_slopes(const DsviDitConfig *config)
     dit_case_gradients(&c);
     check_slope(&c, "latents", c.latents, c.dlatents, c.in_elements, 1);
     check_slope(&c, "text", c.text, c.dtext, c.text_elements, 2);
+    if (image_len > 0)
+        check_slope(&c, "image", c.image, c.dimage, c.image_elements, 1000);
     for (int64_t i = 0; i < c.table.count; i++) {
         const DsviParam *param = &c.table.params[i];
         check_slope(&c, param->name, (double *)c.weights.master + param->offset,
@@ -92,11 +95,14 @@ static void gradients_are_finite_differences(void **state)
     DsviDitConfig config = dit_case_small_config();
     (void)state;
     config.num_layers = 1;
-    check_all_slopes(&config);
+    check_all_slopes(&config, 0);
     config.num_attention_heads = 1; /* 17 rotary pairs, 7 + 5 + 5 for the three axes */
     config.attention_head_dim = 34;
     config.patch[0] = 2;
-    check_all_slopes(&config);
+    config.image_dim = 13;
+    check_all_slopes(&config, 7);
+    config.pos_embed_seq_len = 6;
+    check_all_slopes(&config, 6);
 }
 
 /* Copies sample b of `from` to the only sample of `to`. */
@@ -326,8 +332,14 @@ static DsvStatus counting_attention(DsviStream *stream, const DsviAttentionArgs 
 static void flops_are_those_of_the_calls(void **state)
 {
     DitCase c;
+    DsviDitConfig config = dit_case_small_config();
+    DsviDitShape shape = dit_case_small_shape(DSVI_F32);
     (void)state;
-    open_small(&c, DSVI_F32, "auto", 2);
+    config.image_dim = 13;
+    shape.image_len = 7;
+    dit_case_open(&c, &config, &shape, "auto", 2, NULL);
+    memset(c.weights.master, 0, (size_t)c.table.elements * sizeof(float));
+    dit_case_randomise(&c, 1);
     counted = c.backend.ops;
     c.backend.ops.gemm.run = counting_gemm;
     c.backend.ops.attention_fwd.run = counting_attention;
@@ -422,6 +434,8 @@ static void refuses_shapes(void **state)
     } CASES[] = {
         {{.batch = 0, .frames = 1, .height = 2, .width = 2, .text_len = 1}, "batch 0"},
         {{.batch = 1, .frames = 1, .height = 2, .width = 2, .text_len = 0}, "0 text rows"},
+        {{.batch = 1, .frames = 1, .height = 2, .width = 2, .text_len = 1, .image_len = 1},
+         "1 image rows: the model takes none"},
         {{.batch = 1, .frames = 1, .height = 3, .width = 2, .text_len = 1}, "height of the latent is 3"},
         {{.batch = 1, .frames = 0, .height = 2, .width = 2, .text_len = 1}, "frames of the latent is 0"},
         {{.batch = 1, .frames = 1, .height = 2, .width = 130, .text_len = 1}, "width of the latent is 65"},
@@ -438,6 +452,16 @@ static void refuses_shapes(void **state)
                      dsvi_dit_create(&backend, &config, &table, &CASES[i].shape, NULL, &dit));
         assert_null(dit);
     }
+    dsvi_param_table_free(&table);
+    config.image_dim = 13;
+    config.pos_embed_seq_len = 6;
+    assert_ok(dsvi_param_table_make(&config, &table));
+    DsviDitShape shape = dit_case_small_shape(DSVI_F32);
+    assert_fails(DSV_E_UNSUPPORTED, "the model takes rows of an image encoder",
+                 dsvi_dit_create(&backend, &config, &table, &shape, NULL, &dit));
+    shape.image_len = 7;
+    assert_fails(DSV_E_SHAPE, "7 image rows, expected 6",
+                 dsvi_dit_create(&backend, &config, &table, &shape, NULL, &dit));
     dsvi_param_table_free(&table);
     dsvi_cpu_close(&backend);
 }

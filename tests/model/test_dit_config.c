@@ -171,14 +171,16 @@ static void refuses(void **state)
         {DSV_E_FORMAT, "not a multiple of num_heads",
          "{\"dim\": 100, \"num_heads\": 3, \"num_layers\": 1, \"ffn_dim\": 8, \"in_dim\": 4, "
          "\"out_dim\": 4}"},
-        {DSV_E_UNSUPPORTED, "image_dim", "{" SMALL ", \"image_dim\": 1280}"},
+        {DSV_E_UNSUPPORTED, "added_kv_proj_dim is 0, expected 64", "{" SMALL ", \"image_dim\": 1280}"},
+        {DSV_E_USAGE, "pos_embed_seq_len is 514", "{" SMALL ", \"pos_embed_seq_len\": 514}"},
+        {DSV_E_FORMAT, "image_dim is not a whole number", "{" SMALL ", \"image_dim\": \"x\"}"},
         {DSV_E_UNSUPPORTED, "added_kv_proj_dim", "{" SMALL ", \"added_kv_proj_dim\": 64}"},
         {DSV_E_UNSUPPORTED, "in_dim is 16 and out_dim is 36: expected as many input as output channels",
          "{\"dim\": 64, \"num_heads\": 2, \"num_layers\": 1, \"ffn_dim\": 8, \"in_dim\": 16, "
          "\"out_dim\": 36}"},
         {DSV_E_UNSUPPORTED, "qk_norm", "{" SMALL ", \"qk_norm\": \"rms_norm\"}"},
         {DSV_E_UNSUPPORTED, "cross_attn_norm", "{" SMALL ", \"cross_attn_norm\": false}"},
-        {DSV_E_UNSUPPORTED, "model_type is i2v", "{" SMALL ", \"model_type\": \"i2v\"}"},
+        {DSV_E_UNSUPPORTED, "model_type is vace", "{" SMALL ", \"model_type\": \"vace\"}"},
         {DSV_E_UNSUPPORTED, "_class_name is VaceWanModel", "{" SMALL ", \"_class_name\": \"VaceWanModel\"}"},
         {DSV_E_UNSUPPORTED, "window_size", "{" SMALL ", \"window_size\": [8, 8]}"},
         {DSV_E_FORMAT, "patch_size is not a list", "{" SMALL ", \"patch_size\": [1, 2]}"},

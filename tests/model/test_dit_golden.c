@@ -36,6 +36,7 @@ static void open_golden(DitCase *c, const Golden *g, DsviDtype act, const char *
         .height = g->height,
         .width = g->width,
         .text_len = g->text_len,
+        .image_len = g->image_len,
         .act = act,
         .backward = true,
         .keep = keep,
@@ -53,6 +54,8 @@ static void open_golden(DitCase *c, const Golden *g, DsviDtype act, const char *
     dit_case_set(c, c->timestep, inputs, "timestep");
     dit_case_set(c, c->text, inputs, "encoder_hidden_states");
     dit_case_set(c, c->target, inputs, "target");
+    if (g->image_len > 0)
+        dit_case_set(c, c->image, inputs, "encoder_hidden_states_image");
     dsvi_safetensors_close(&inputs);
 }
 
@@ -77,6 +80,9 @@ static void compare(const DitCase *c, const Golden *g, const char *isa, Bounds b
                        "%s %s: gradient of the latents", g->name, isa);
     assert_error_below(error_of(c, c->dtext, expected, "grad_encoder_hidden_states"), bounds.dtext,
                        "%s %s: gradient of the text", g->name, isa);
+    if (g->image_len > 0)
+        assert_error_below(error_of(c, c->dimage, expected, "grad_encoder_hidden_states_image"), bounds.dtext,
+                           "%s %s: gradient of the image rows", g->name, isa);
     for (int64_t i = 0; i < c->table.count; i++)
         assert_error_below(error_of(c, dit_case_grad(c, i), grads, c->table.params[i].name), bounds.grad,
                            "%s %s: gradient of %s", g->name, isa, c->table.params[i].name);

@@ -16,7 +16,8 @@ typedef struct Single {
     size_t count;
 } Single;
 
-static void make_single(Single *s, bool original, const char *prefix)
+/* Makes a model that takes image rows with positions if `image`. */
+static void make_single_of(Single *s, bool original, const char *prefix, bool image)
 {
     s->config = (DsviDitConfig){
         .num_layers = 2,
@@ -26,11 +27,13 @@ static void make_single(Single *s, bool original, const char *prefix)
         .freq_dim = 32,
         .text_dim = 24,
         .text_len = 512,
-        .in_channels = 16,
+        .in_channels = image ? 36 : 16,
         .out_channels = 16,
         .patch = {1, 2, 2},
         .rope_max_seq_len = 1024,
         .eps = 1e-6,
+        .image_dim = image ? 20 : 0,
+        .pos_embed_seq_len = image ? 6 : 0,
     };
     assert_ok(dsvi_param_table_make(&s->config, &s->table));
     s->zeros = calloc((size_t)s->table.elements, sizeof *s->zeros);
@@ -49,6 +52,11 @@ static void make_single(Single *s, bool original, const char *prefix)
     }
 }
 
+static void make_single(Single *s, bool original, const char *prefix)
+{
+    make_single_of(s, original, prefix, false);
+}
+
 static DsvStatus read_single(Single *s, DsviDitConfig *config)
 {
     const char *path = scratch_path("single.safetensors");
@@ -62,13 +70,32 @@ static void sizes_are_found(void **state)
 {
     static const char *const PREFIXES[] = {"", "model.diffusion_model.", "diffusion_model."};
     (void)state;
-    for (size_t i = 0; i < 2 * sizeof PREFIXES / sizeof *PREFIXES; i++) {
+    for (size_t i = 0; i < 4 * sizeof PREFIXES / sizeof *PREFIXES; i++) {
         Single s;
         DsviDitConfig config;
-        make_single(&s, i % 2, PREFIXES[i / 2]);
+        make_single_of(&s, i % 2, PREFIXES[i / 4], i % 4 >= 2);
         assert_ok(read_single(&s, &config));
         assert_ok(dsvi_dit_config_compare(&config, &s.config, "single"));
     }
+}
+
+/* config.json of the original code does not say that the model takes image rows; its weights do. */
+static void image_rows_are_found(void **state)
+{
+    Single s;
+    DsviDitConfig config, without;
+    (void)state;
+    make_single_of(&s, true, "", true);
+    assert_ok(read_single(&s, &config));
+    without = config;
+    without.image_dim = without.pos_embed_seq_len = 0;
+    assert_ok(dsvi_weights_find_image(scratch_path("single.safetensors"), &without));
+    assert_ok(dsvi_dit_config_compare(&without, &config, "single"));
+    without = config;
+    without.image_dim = without.pos_embed_seq_len = 0;
+    without.in_channels = without.out_channels;
+    assert_ok(dsvi_weights_find_image("no such file", &without));
+    assert_int_equal(without.image_dim, 0);
 }
 
 /* Gives parameter `name` another length in dimension `at`; the number of elements must not grow. */
@@ -85,13 +112,6 @@ static void others_are_refused(void **state)
     Single s;
     DsviDitConfig config;
     (void)state;
-    make_single(&s, true, "");
-    snprintf(s.names[3], sizeof s.names[3], "img_emb.proj.1.weight");
-    assert_fails(DSV_E_UNSUPPORTED, "an image-to-video model (I2V)", read_single(&s, &config));
-    make_single(&s, true, "");
-    snprintf(s.names[3], sizeof s.names[3], "img_emb.emb_pos");
-    snprintf(s.names[4], sizeof s.names[4], "img_emb.proj.1.weight");
-    assert_fails(DSV_E_UNSUPPORTED, "FLF2V", read_single(&s, &config));
     make_single(&s, true, "");
     snprintf(s.names[3], sizeof s.names[3], "vace_blocks.0.before_proj.weight");
     assert_fails(DSV_E_UNSUPPORTED, "VACE", read_single(&s, &config));
@@ -114,6 +134,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_are_found),
+        cmocka_unit_test(image_rows_are_found),
         cmocka_unit_test(others_are_refused),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);

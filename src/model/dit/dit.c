@@ -50,6 +50,17 @@ static DsviDitAttentionParams attention_of(const DsviDit *dit, const char *prefi
     };
 }
 
+static DsviDitImageParams image_attention_of(const DsviDit *dit, const char *prefix)
+{
+    DsviDitImageParams params = {
+        .k = linear_of(dit, prefix, "add_k_proj"),
+        .v = linear_of(dit, prefix, "add_v_proj"),
+        .norm_k = dit_place_of(dit, prefix, "norm_added_k.weight"),
+    };
+    params.k.of_condition = params.v.of_condition = dit->image_len;
+    return params;
+}
+
 static DsviDitBlockParams block_of(const DsviDit *dit, int64_t block)
 {
     char prefix[48], self[64], cross[64];
@@ -65,8 +76,23 @@ static DsviDitBlockParams block_of(const DsviDit *dit, int64_t block)
         .norm_bias = dit_place_of(dit, prefix, "norm2.bias"),
         .modulation = dit_place_of(dit, prefix, "scale_shift_table"),
     };
-    params.cross.k.of_text = params.cross.v.of_text = true;
+    params.cross.k.of_condition = params.cross.v.of_condition = dit->text_len;
+    if (dit->image_len > 0)
+        params.image = image_attention_of(dit, cross);
     return params;
+}
+
+static void find_image_params(DsviDit *dit)
+{
+    static const char PREFIX[] = "condition_embedder.image_embedder.";
+    DsviDitParams *p = &dit->params;
+    p->image.in = linear_of(dit, PREFIX, "ff.net.0.proj");
+    p->image.out = linear_of(dit, PREFIX, "ff.net.2");
+    p->image.norm1 = dit_place_of(dit, PREFIX, "norm1.weight");
+    p->image.norm1_bias = dit_place_of(dit, PREFIX, "norm1.bias");
+    p->image.norm2 = dit_place_of(dit, PREFIX, "norm2.weight");
+    p->image.norm2_bias = dit_place_of(dit, PREFIX, "norm2.bias");
+    p->image.positions = dit->config.pos_embed_seq_len > 0 ? dit_place_of(dit, PREFIX, "pos_embed") : -1;
 }
 
 static void find_params(DsviDit *dit)
@@ -80,11 +106,29 @@ static void find_params(DsviDit *dit)
     p->time_projection = linear_of(dit, "condition_embedder.", "time_proj");
     p->head = linear_of(dit, "", "proj_out");
     p->head_modulation = dit_place_of(dit, "", "scale_shift_table");
+    if (dit->image_len > 0)
+        find_image_params(dit);
     for (int64_t i = 0; i < dit->config.num_layers; i++)
         p->blocks[i] = block_of(dit, i);
 }
 
 /* ---- creation ---- */
+
+static DsvStatus check_image_len(const DsviDitConfig *config, int64_t image_len)
+{
+    if (config->image_dim > 0 && image_len < 1)
+        return DSVI_FAIL(
+            DSV_E_UNSUPPORTED,
+            "the model takes rows of an image encoder beside the text (image_dim is %lld): only dsv "
+            "forward and dsv sample give them to a model",
+            (long long)config->image_dim);
+    if (config->image_dim == 0 && image_len != 0)
+        return DSVI_FAIL(DSV_E_SHAPE, "%lld image rows: the model takes none", (long long)image_len);
+    if (config->pos_embed_seq_len > 0 && image_len != config->pos_embed_seq_len)
+        return DSVI_FAIL(DSV_E_SHAPE, "%lld image rows, expected %lld, the model's pos_embed_seq_len",
+                         (long long)image_len, (long long)config->pos_embed_seq_len);
+    return DSV_OK;
+}
 
 static DsvStatus check_shape(const DsviDitConfig *config, const DsviDitShape *shape)
 {
@@ -93,6 +137,7 @@ static DsvStatus check_shape(const DsviDitConfig *config, const DsviDitShape *sh
     if (shape->batch < 1 || shape->text_len < 1)
         return DSVI_FAIL(DSV_E_SHAPE, "batch %lld with %lld text rows: expected at least 1 of each",
                          (long long)shape->batch, (long long)shape->text_len);
+    DSVI_TRY(check_image_len(config, shape->image_len));
     for (int i = 0; i < 3; i++) {
         if (size[i] < 1 || size[i] % config->patch[i])
             return DSVI_FAIL(DSV_E_SHAPE, "%s of the latent is %lld, expected a multiple of the patch's %lld",
@@ -120,6 +165,9 @@ static void set_sizes(DsviDit *dit)
     dit->tokens = shape->cp ? dsvi_cp_tokens(shape->cp) : dit->all_tokens;
     dit->first = shape->cp ? dsvi_cp_first(shape->cp) : 0;
     dit->text_len = shape->text_len;
+    dit->image_len = shape->image_len;
+    dit->longest = dit->tokens > dit->text_len ? dit->tokens : dit->text_len;
+    dit->longest = dit->longest > dit->image_len ? dit->longest : dit->image_len;
     dit->width = dsvi_dit_width(config);
     dit->heads = config->num_attention_heads;
     dit->head_dim = config->attention_head_dim;
@@ -260,6 +308,7 @@ DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timest
                            void *output, const DsviDitLoss *loss)
 {
     int64_t layers = dit->config.num_layers;
+    DSVI_ASSERT(!dit->image_len == !dit->image);
     DSVI_ASSERT(loss ? dit->shape.loss && !output : output && (!dit->shape.loss || !dit->shape.cp));
     if (loss)
         DSVI_TRY(dsvi_dit_target_rows(dit, loss->target));
@@ -279,6 +328,13 @@ DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timest
     return dit_release(dit, DSVI_PASS_FORWARD, layers + 1);
 }
 
+void dsvi_dit_set_image(DsviDit *dit, const void *image, void *dimage)
+{
+    DSVI_ASSERT(dit->image_len > 0 && !(dit->shape.lora && dimage));
+    dit->image = image;
+    dit->dimage = dimage;
+}
+
 void dsvi_dit_set_samples(DsviDit *dit, uint64_t seed, uint64_t first)
 {
     dit->dropout_seed = seed;
@@ -296,6 +352,7 @@ static DsvStatus zero_gradients(const DsviDit *dit)
     const DsviDitScratch *s = &dit->scratch;
     DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dx, dit->batch * dit->tokens * dit->width));
     DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dtext_states, dit->batch * dit->text_len * dit->width));
+    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dimage_states, dit->batch * dit->image_len * dit->width));
     DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dembedding, dit->batch * 6 * dit->width));
     DSVI_TRY(
         dsvi_dit_clear(dit, dit->acc, s->dmodulation, dit->config.num_layers * dit->batch * 6 * dit->width));

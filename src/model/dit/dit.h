@@ -40,6 +40,7 @@ typedef struct DsviDitShape {
     int64_t batch;                 /* B */
     int64_t frames, height, width; /* of the latent; multiples of the patch */
     int64_t text_len;              /* L, text rows */
+    int64_t image_len;             /* R, image rows; 0: the model takes none (config.image_dim is 0) */
     DsviDtype act;
     bool backward; /* a backward pass will follow: activations are kept, gradients have
                     * memory */
@@ -169,6 +170,12 @@ DsvStatus dsvi_dit_refresh_compute(DsviDit *dit);
  * and column alone: a backward pass drops those of its forward pass, also where it computes again, and so do
  * all ranks that share a sample. */
 void dsvi_dit_set_samples(DsviDit *dit, uint64_t seed, uint64_t first);
+
+/* With shape.image_len, to be called before the first forward pass and whenever the memory changes: device
+ * memory with the image rows (B, R, image_dim) acc, which stays the caller's and which passes read until the
+ * end of the backward pass. A backward pass overwrites `dimage`, shaped like `image`, with its gradient,
+ * unless `dimage` is NULL; with shape.lora it must be NULL. */
+void dsvi_dit_set_image(DsviDit *dit, const void *image, void *dimage);
 
 /* The training objective, which a forward pass computes instead of the output: the mean squared error of the
  * output. Device memory. */

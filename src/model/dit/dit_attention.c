@@ -42,9 +42,11 @@ size_t dsvi_dit_attention_workspace(const DsviDit *dit)
 {
     const DsviOps *ops = &dit->backend->ops;
     const DsviAttentionCall nothing = {0};
-    const int64_t keys[2] = {dit->text_len, dit->tokens};
+    const int64_t keys[3] = {dit->text_len, dit->image_len, dit->tokens};
     size_t most = 0;
-    for (int i = 0; i < (dit->sparse ? 1 : 2); i++) {
+    for (int i = 0; i < (dit->sparse ? 2 : 3); i++) {
+        if (keys[i] == 0)
+            continue;
         DsviAttentionArgs args = dit_attention_dense_args(dit, keys[i], &nothing);
         size_t forward = DSVI_OP_WORKSPACE(ops->attention_fwd, dit->stream, &args);
         size_t backward = DSVI_OP_WORKSPACE(ops->attention_bwd, dit->stream, &args);

@@ -1,7 +1,7 @@
 /* One block of the transformer, forward and backward, as in Wan 2.1 (arXiv 2503.20314):
  *
  *     y = SelfAttn(LN(x) (1 + m1) + m0)           x1 = x + m2 y
- *     y = CrossAttn(LN(x1) w + b, text)           x2 = x1 + y
+ *     y = CrossAttn(LN(x1) w + b, text, image)    x2 = x1 + y
  *     y = FFN(LN(x2) (1 + m4) + m3)               x3 = x2 + m5 y
  *
  * with m = modulation + e0. Each sum on the right is computed by the op of the norm that follows it; the last
@@ -188,65 +188,18 @@ const DsviGateResidualArgs *dsvi_dit_block_sum_bwd(const DsviDit *dit, int64_t b
     return args;
 }
 
-/* Returns a copy of the layer without bias, for a backward pass that does not compute the gradient of the
- * bias: the op that computed dy has summed the bias gradient already. */
-static DsviDitLinear without_bias(const DsviDitLinear *linear)
-{
-    DsviDitLinear bare = *linear;
-    bare.bias = DSVI_DIT_NO_BIAS;
-    return bare;
-}
-
-/* ---- q and k: RMSNorm over all heads, and RoPE in self-attention ---- */
-
-static DsviRmsNormRopeArgs heads_norm(const DsviDit *dit, int64_t tokens, bool turn, const void *x,
-                                      int64_t place, void *rstd)
-{
-    return (DsviRmsNormRopeArgs){
-        .batch = dit->batch,
-        .tokens = tokens,
-        .heads = dit->heads,
-        .head_dim = dit->head_dim,
-        .eps = dit->config.eps,
-        .act = dit->act,
-        .acc = dit->acc,
-        .x = x,
-        .weight = dsvi_dit_param(dit, place),
-        .dweight = dsvi_dit_grad_or_unread(dit, place, 0),
-        .cos = turn ? dit->rope_cos : NULL,
-        .sin = turn ? dit->rope_sin : NULL,
-        .rstd = rstd,
-    };
-}
-
-static DsvStatus heads_norm_fwd(const DsviDit *dit, DsviRmsNormRopeArgs args, void *y)
-{
-    args.y = y;
-    return dit->backend->ops.rms_norm_rope_fwd.run(dit->stream, &args);
-}
-
-/* Backward pass of the norm of q or k, and of its RoPE: replaces dy, the gradient of the result, by dx in
- * place. Also sums the gradient of the bias of `linear`, the layer that computed x. */
-static DsvStatus heads_norm_bwd(const DsviDit *dit, DsviRmsNormRopeArgs args, const DsviDitLinear *linear,
-                                void *dy)
-{
-    args.dy = args.dx = dy;
-    args.dx_sum = dsvi_dit_grad(dit, linear->bias);
-    return dit->backend->ops.rms_norm_rope_bwd.run(dit->stream, &args);
-}
-
 /* ---- self-attention ---- */
 
 static DsviRmsNormRopeArgs self_q_norm(const DsviDit *dit, int64_t block)
 {
-    return heads_norm(dit, dit->tokens, true, dit->saved[block].q, params_of(dit, block)->self.norm_q,
-                      dit->scratch.rstd);
+    return dsvi_dit_heads_norm(dit, dit->tokens, true, dit->saved[block].q,
+                               params_of(dit, block)->self.norm_q, dit->scratch.rstd);
 }
 
 static DsviRmsNormRopeArgs self_k_norm(const DsviDit *dit, int64_t block)
 {
-    return heads_norm(dit, dit->tokens, true, dit->saved[block].k, params_of(dit, block)->self.norm_k,
-                      dit->scratch.rstd_k);
+    return dsvi_dit_heads_norm(dit, dit->tokens, true, dit->saved[block].k,
+                               params_of(dit, block)->self.norm_k, dit->scratch.rstd_k);
 }
 
 static DsviAttentionCall self_tensors(const DsviDit *dit, int64_t block)
@@ -281,8 +234,8 @@ static DsvStatus self_fwd(DsviDit *dit, int64_t block, bool recompute)
     tensors.hidden = s->h;
     tensors.recompute = recompute;
     if (!recompute || dit->shape.keep == DSVI_KEEP_INPUT) {
-        DSVI_TRY(heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
-        DSVI_TRY(heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
+        DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
+        DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
         DSVI_TRY(dit->sparse ? dsvi_sparse_forward(dit->sparse, block, &tensors)
                              : dsvi_dit_attend_dense(dit, dit->tokens, &tensors, false));
     }
@@ -295,7 +248,8 @@ static DsvStatus self_bwd(DsviDit *dit, int64_t block)
     const DsviDitSaved *saved = &dit->saved[block];
     const DsviDitScratch *s = &dit->scratch;
     DsviDitNorm norm = norm_self(dit, block);
-    DsviDitLinear q = without_bias(&p->q), k = without_bias(&p->k), o = without_bias(&p->o);
+    DsviDitLinear q = dsvi_dit_without_bias(&p->q), k = dsvi_dit_without_bias(&p->k),
+                  o = dsvi_dit_without_bias(&p->o);
     DsviGateResidualArgs args;
     const DsviGateResidualArgs *sum = dsvi_dit_block_sum_bwd(dit, block - 1, &args);
     DsviAttentionCall tensors = self_tensors(dit, block);
@@ -304,16 +258,16 @@ static DsvStatus self_bwd(DsviDit *dit, int64_t block)
     DSVI_TRY(dsvi_dit_linear_bwd(
         dit, &o,
         &(DsviDitLinearGrads){.rows = rows, .x = saved->attended, .dy = s->dy, .dx = s->h, .dx_dtype = act}));
-    DSVI_TRY(heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
-    DSVI_TRY(heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
+    DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
+    DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
     tensors.dout = s->h;
     tensors.dq = s->dq;
     tensors.dk = s->dk;
     tensors.dv = s->dv;
     DSVI_TRY(dit->sparse ? dsvi_sparse_backward(dit->sparse, block, &tensors)
                          : dsvi_dit_attend_dense(dit, dit->tokens, &tensors, true));
-    DSVI_TRY(heads_norm_bwd(dit, self_q_norm(dit, block), &p->q, s->dq));
-    DSVI_TRY(heads_norm_bwd(dit, self_k_norm(dit, block), &p->k, s->dk));
+    DSVI_TRY(dsvi_dit_heads_norm_bwd(dit, self_q_norm(dit, block), &p->q, s->dq));
+    DSVI_TRY(dsvi_dit_heads_norm_bwd(dit, self_k_norm(dit, block), &p->k, s->dk));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_bwd(
         dit, &q, &(DsviDitLinearGrads){.rows = rows, .x = s->h, .dy = s->dq, .dx = s->dy, .dx_dtype = act}));
@@ -332,14 +286,14 @@ static DsvStatus self_bwd(DsviDit *dit, int64_t block)
 
 static DsviRmsNormRopeArgs cross_q_norm(const DsviDit *dit, int64_t block)
 {
-    return heads_norm(dit, dit->tokens, false, dit->saved[block].cross_q, params_of(dit, block)->cross.norm_q,
-                      dit->scratch.rstd);
+    return dsvi_dit_heads_norm(dit, dit->tokens, false, dit->saved[block].cross_q,
+                               params_of(dit, block)->cross.norm_q, dit->scratch.rstd);
 }
 
 static DsviRmsNormRopeArgs cross_k_norm(const DsviDit *dit, int64_t block)
 {
-    return heads_norm(dit, dit->text_len, false, dit->saved[block].cross_k,
-                      params_of(dit, block)->cross.norm_k, dit->scratch.rstd_k);
+    return dsvi_dit_heads_norm(dit, dit->text_len, false, dit->saved[block].cross_k,
+                               params_of(dit, block)->cross.norm_k, dit->scratch.rstd_k);
 }
 
 static DsviAttentionCall cross_tensors(const DsviDit *dit, int64_t block)
@@ -369,10 +323,12 @@ static DsvStatus cross_fwd(DsviDit *dit, int64_t block)
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->q, rows, s->h, dit->act, saved->cross_q));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->k, text_rows, text_states, dit->act, saved->cross_k));
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->v, text_rows, text_states, dit->act, saved->cross_v));
-    DSVI_TRY(heads_norm_fwd(dit, cross_q_norm(dit, block), s->q));
-    DSVI_TRY(heads_norm_fwd(dit, cross_k_norm(dit, block), s->cross_k));
+    DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, cross_q_norm(dit, block), s->q));
+    DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, cross_k_norm(dit, block), s->cross_k));
     DSVI_TRY(dsvi_dit_attend_dense(dit, dit->text_len, &tensors, false));
-    return dsvi_dit_linear_fwd(dit, &p->o, rows, saved->cross_attended, dit->act, s->h);
+    const void *attended = saved->cross_attended;
+    DSVI_TRY(dsvi_dit_image_attend_fwd(dit, block, &attended));
+    return dsvi_dit_linear_fwd(dit, &p->o, rows, attended, dit->act, s->h);
 }
 
 static DsvStatus cross_bwd(DsviDit *dit, int64_t block)
@@ -382,24 +338,25 @@ static DsvStatus cross_bwd(DsviDit *dit, int64_t block)
     const DsviDitScratch *s = &dit->scratch;
     const void *text_states = dit->embedded.text_states;
     DsviDitNorm norm = norm_cross(dit, block);
-    DsviDitLinear q = without_bias(&p->q), k = without_bias(&p->k), o = without_bias(&p->o);
+    DsviDitLinear q = dsvi_dit_without_bias(&p->q), k = dsvi_dit_without_bias(&p->k),
+                  o = dsvi_dit_without_bias(&p->o);
     DsviGateResidualArgs sum = sum_self(dit, block), sum_bwd = sum_self_bwd(dit, block);
     void *dtext_states = dit->shape.lora ? NULL : s->dtext_states; /* only frozen layers come before */
     DsviAttentionCall tensors = cross_tensors(dit, block);
     int64_t rows = dit->batch * dit->tokens, text_rows = dit->batch * dit->text_len;
+    const void *attended = saved->cross_attended;
+    DSVI_TRY(dsvi_dit_image_sum(dit, block, &attended));
     DSVI_TRY(dsvi_dit_linear_bwd(
         dit, &o,
-        &(DsviDitLinearGrads){
-            .rows = rows, .x = saved->cross_attended, .dy = s->dy, .dx = s->h, .dx_dtype = dit->act}));
-    DSVI_TRY(heads_norm_fwd(dit, cross_q_norm(dit, block), s->q));
-    DSVI_TRY(heads_norm_fwd(dit, cross_k_norm(dit, block), s->cross_k));
+        &(DsviDitLinearGrads){.rows = rows, .x = attended, .dy = s->dy, .dx = s->h, .dx_dtype = dit->act}));
+    DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, cross_q_norm(dit, block), s->q));
+    DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, cross_k_norm(dit, block), s->cross_k));
     tensors.dout = s->h;
     tensors.dq = s->dq;
     tensors.dk = s->dcross_k;
     tensors.dv = s->dcross_v;
     DSVI_TRY(dsvi_dit_attend_dense(dit, dit->text_len, &tensors, true));
-    DSVI_TRY(heads_norm_bwd(dit, cross_q_norm(dit, block), &p->q, s->dq));
-    DSVI_TRY(heads_norm_bwd(dit, cross_k_norm(dit, block), &p->k, s->dcross_k));
+    DSVI_TRY(dsvi_dit_heads_norm_bwd(dit, cross_k_norm(dit, block), &p->k, s->dcross_k));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &k,
                                  &(DsviDitLinearGrads){.rows = text_rows,
                                                        .x = text_states,
@@ -414,6 +371,8 @@ static DsvStatus cross_bwd(DsviDit *dit, int64_t block)
                                                        .dx = dtext_states,
                                                        .dx_dtype = dit->acc,
                                                        .add_to_dx = true}));
+    DSVI_TRY(dsvi_dit_image_attend_bwd(dit, block));
+    DSVI_TRY(dsvi_dit_heads_norm_bwd(dit, cross_q_norm(dit, block), &p->q, s->dq));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, runs_again(dit, block) ? NULL : &sum));
     DSVI_TRY(dsvi_dit_linear_bwd(
         dit, &q,
@@ -543,7 +502,7 @@ static DsvStatus part_bwd(DsviDit *dit, int64_t block, const Part *part)
 {
     const DsviDitBlockParams *p = params_of(dit, block);
     const DsviDitSaved *saved = &dit->saved[block];
-    const DsviDitLinear without = without_bias(&p->ffn_out);
+    const DsviDitLinear without = dsvi_dit_without_bias(&p->ffn_out);
     DsviDitLinear in = linear_of_part(dit, &p->ffn_in, part), out = linear_of_part(dit, &without, part);
     void *h = dit_block_part_at(dit, part, dit->act, dit->scratch.h);
     void *dy = dit_block_part_at(dit, part, dit->act, dit->scratch.dy);

@@ -55,6 +55,20 @@ static int64_t value_in(const DsviDitConfig *config, const Field *field)
     return *(const int64_t *)((const char *)config + field->offset);
 }
 
+static DsvStatus check_image(const DsviDitConfig *config, const char *where)
+{
+    enum { IMAGE_MAX = 1000000 };
+    if (config->image_dim < 0 || config->image_dim > IMAGE_MAX)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: image_dim is %lld, expected at most %d", where,
+                         (long long)config->image_dim, IMAGE_MAX);
+    if (config->pos_embed_seq_len < 0 || config->pos_embed_seq_len > IMAGE_MAX ||
+        (config->pos_embed_seq_len > 0 && config->image_dim == 0))
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s: pos_embed_seq_len is %lld, expected at most %d, and null without %s", where,
+                         (long long)config->pos_embed_seq_len, IMAGE_MAX, "image_dim");
+    return DSV_OK;
+}
+
 DsvStatus dsvi_dit_config_check(const DsviDitConfig *config, const char *where)
 {
     for (int i = 0; i < FIELD_COUNT; i++) {
@@ -74,6 +88,7 @@ DsvStatus dsvi_dit_config_check(const DsviDitConfig *config, const char *where)
         if (config->patch[i] < 1 || config->patch[i] > PATCH_MAX)
             return DSVI_FAIL(DSV_E_USAGE, "%s: patch_size[%d] is %lld, expected 1 to %d", where, i,
                              (long long)config->patch[i], PATCH_MAX);
+    DSVI_TRY(check_image(config, where));
     if (!(config->eps > 0 && config->eps < 1))
         return DSVI_FAIL(DSV_E_USAGE, "%s: eps is %g, expected a number between 0 and 1", where, config->eps);
     return DSV_OK;
@@ -94,6 +109,11 @@ DsvStatus dsvi_dit_config_compare(const DsviDitConfig *found, const DsviDitConfi
     for (int i = 0; i < 3; i++)
         if (found->patch[i] != wanted->patch[i])
             return differs(where, "patch_size", (double)found->patch[i], (double)wanted->patch[i]);
+    if (found->image_dim != wanted->image_dim)
+        return differs(where, "image_dim", (double)found->image_dim, (double)wanted->image_dim);
+    if (found->pos_embed_seq_len != wanted->pos_embed_seq_len)
+        return differs(where, "pos_embed_seq_len", (double)found->pos_embed_seq_len,
+                       (double)wanted->pos_embed_seq_len);
     return found->eps == wanted->eps ? DSV_OK : differs(where, "eps", found->eps, wanted->eps);
 }
 
@@ -218,20 +238,16 @@ static const char *text_of(const cJSON *item)
 static DsvStatus check_variant(const cJSON *object, const char *path)
 {
     static const char *const VARIANTS[][2] = {
-        {"pos_embed_seq_len", "a model of first and last frames (FLF2V)"},
         {"vace_layers", "a VACE model (control video)"},
         {"vace_in_channels", "a VACE model (control video)"},
         {"vace_in_dim", "a VACE model (control video)"},
-        {"image_dim", "an image-to-video model (I2V)"},
-        {"added_kv_proj_dim", "an image-to-video model (I2V)"},
     };
     const cJSON *item;
     for (size_t i = 0; i < sizeof VARIANTS / sizeof *VARIANTS; i++) {
         item = cJSON_GetObjectItemCaseSensitive(object, VARIANTS[i][0]);
         if (item && !cJSON_IsNull(item))
-            return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                             "%s: key %s is set, as in %s: only text-to-video models are supported", path,
-                             VARIANTS[i][0], VARIANTS[i][1]);
+            return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: key %s is set, as in %s, which dsv does not support",
+                             path, VARIANTS[i][0], VARIANTS[i][1]);
     }
     item = cJSON_GetObjectItemCaseSensitive(object, "_class_name");
     if (item && !text_equals(item, "WanTransformer3DModel") && !text_equals(item, "WanModel"))
@@ -240,8 +256,10 @@ static DsvStatus check_variant(const cJSON *object, const char *path)
                          text_of(item));
     /* A ti2v transformer that gets only text computes the same as a t2v one. */
     item = cJSON_GetObjectItemCaseSensitive(object, "model_type");
-    if (item && !text_equals(item, "t2v") && !text_equals(item, "ti2v"))
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: model_type is %s, expected t2v", path, text_of(item));
+    if (item && !text_equals(item, "t2v") && !text_equals(item, "ti2v") && !text_equals(item, "i2v") &&
+        !text_equals(item, "flf2v"))
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: model_type is %s, expected t2v, i2v, flf2v or ti2v", path,
+                         text_of(item));
     item = cJSON_GetObjectItemCaseSensitive(object, "qk_norm");
     if (item && !cJSON_IsTrue(item) && !text_equals(item, "rms_norm_across_heads"))
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: qk_norm is not rms_norm_across_heads", path);
@@ -272,6 +290,27 @@ static DsvStatus check_image_channels(const DsviDitConfig *config, bool original
         original ? "out_dim" : "out_channels", (long long)config->out_channels);
 }
 
+/* Reads the keys of diffusers about image rows, which may be missing or null. The original code has no such
+ * keys; dsvi_weights_find_image takes their values from the weights. */
+static DsvStatus read_image_fields(const cJSON *object, const char *path, DsviDitConfig *out)
+{
+    static const char *const KEYS[] = {"image_dim", "added_kv_proj_dim", "pos_embed_seq_len"};
+    int64_t value[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, KEYS[i]);
+        if (item && !cJSON_IsNull(item))
+            DSVI_TRY(dit_config_read_whole(object, path, KEYS[i], 0, &value[i]));
+    }
+    out->image_dim = value[0];
+    out->pos_embed_seq_len = value[2];
+    if (value[1] != (value[0] ? dsvi_dit_width(out) : 0))
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "%s: added_kv_proj_dim is %lld, expected %lld: the model's width, and null without "
+                         "image_dim",
+                         path, (long long)value[1], (long long)(value[0] ? dsvi_dit_width(out) : 0));
+    return DSV_OK;
+}
+
 static DsvStatus read_fields(const cJSON *object, const char *path, DsviDitConfig *out)
 {
     bool original = cJSON_HasObjectItem(object, "num_heads") && cJSON_HasObjectItem(object, "dim");
@@ -293,6 +332,7 @@ static DsvStatus read_fields(const cJSON *object, const char *path, DsviDitConfi
                              (long long)width, (long long)heads);
         out->attention_head_dim = width / heads;
     }
+    DSVI_TRY(read_image_fields(object, path, out));
     DSVI_TRY(check_image_channels(out, original, path));
     DSVI_TRY(read_patch(object, path, out->patch));
     DSVI_TRY(read_eps(object, path, &out->eps));
@@ -324,14 +364,22 @@ done:
  * runs out. */
 static bool fill_object(const DsviDitConfig *config, cJSON *object)
 {
-    static const char *const ABSENT[] = {"added_kv_proj_dim", "image_dim", "pos_embed_seq_len"};
+    const struct {
+        const char *key;
+        int64_t value; /* 0: null */
+    } IMAGE[] = {
+        {"added_kv_proj_dim", config->image_dim ? dsvi_dit_width(config) : 0},
+        {"image_dim", config->image_dim},
+        {"pos_embed_seq_len", config->pos_embed_seq_len},
+    };
     bool ok = cJSON_AddStringToObject(object, "_class_name", "WanTransformer3DModel") &&
               cJSON_AddStringToObject(object, "_diffusers_version", "0.35.0") &&
               cJSON_AddTrueToObject(object, "cross_attn_norm") &&
               cJSON_AddNumberToObject(object, "eps", config->eps) &&
               cJSON_AddStringToObject(object, "qk_norm", "rms_norm_across_heads");
-    for (size_t i = 0; i < sizeof ABSENT / sizeof *ABSENT; i++)
-        ok = ok && cJSON_AddNullToObject(object, ABSENT[i]);
+    for (size_t i = 0; i < sizeof IMAGE / sizeof *IMAGE; i++)
+        ok = ok && (IMAGE[i].value ? cJSON_AddNumberToObject(object, IMAGE[i].key, (double)IMAGE[i].value)
+                                   : cJSON_AddNullToObject(object, IMAGE[i].key));
     for (int i = 0; i < FIELD_COUNT; i++)
         ok = ok && cJSON_AddNumberToObject(object, FIELDS[i].name, (double)value_in(config, &FIELDS[i]));
     cJSON *patch = cJSON_AddArrayToObject(object, "patch_size");

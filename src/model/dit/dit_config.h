@@ -20,9 +20,13 @@ typedef struct DsviDitConfig {
     int64_t text_len;            /* text rows that the model is used with; diffusers' config.json has no such
                                   * key */
     int64_t in_channels, out_channels;
-    int64_t patch[3];         /* latent frames, rows and columns that make a token */
-    int64_t rope_max_seq_len; /* limit of positions on each axis of the token grid */
-    double eps;               /* added to the variance in norms */
+    int64_t image_dim;         /* width of the rows of an image, which cross-attention attends besides the
+                                * text (Wan 2.1 I2V: states of CLIP, 1280); 0: no such rows */
+    int64_t pos_embed_seq_len; /* image rows of a sample, to which a table of positions is added (FLF2V: 514,
+                                * those of two images); 0: no table, and any number of rows */
+    int64_t patch[3];          /* latent frames, rows and columns that make a token */
+    int64_t rope_max_seq_len;  /* limit of positions on each axis of the token grid */
+    double eps;                /* added to the variance in norms */
 } DsviDitConfig;
 
 /* Returns C, the width of the residual stream. */
@@ -37,7 +41,8 @@ static inline int64_t dsvi_dit_width(const DsviDitConfig *config)
 DsvStatus dsvi_dit_config_make(const DsvConfig *settings, DsviDitConfig *out);
 
 /* Reads config.json of a transformer folder, with diffusers' or original keys. DSV_E_UNSUPPORTED names the
- * key if the model is of an unsupported variant (image conditioning, other norms). */
+ * key if the model is of an unsupported variant (control video, other norms). Original keys do not say
+ * whether the model takes image rows: dsvi_weights_find_image (weights.h) does. */
 DsvStatus dsvi_dit_config_read(const char *path, DsviDitConfig *out);
 
 /* Writes the config.json of diffusers' WanTransformer3DModel, plus text_len as "dsv_text_len". */

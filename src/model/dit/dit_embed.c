@@ -149,6 +149,7 @@ DsvStatus dsvi_dit_embed_fwd(DsviDit *dit, const void *latents, const void *time
 {
     DSVI_TRY(patch_fwd(dit, latents));
     DSVI_TRY(time_fwd(dit, timestep));
+    DSVI_TRY(dsvi_dit_image_embed_fwd(dit));
     return text_fwd(dit, text);
 }
 
@@ -156,6 +157,7 @@ DsvStatus dsvi_dit_embed_bwd(DsviDit *dit, void *dlatents, void *dtext)
 {
     DSVI_TRY(patch_bwd(dit, dlatents));
     DSVI_TRY(time_bwd(dit));
+    DSVI_TRY(dsvi_dit_image_embed_bwd(dit));
     return text_bwd(dit, dtext);
 }
 

@@ -20,11 +20,17 @@ double dsvi_dit_flops_gemm(const DsviDitConfig *config, const DsviDitShape *shap
      * feed-forward layer */
     double block = linear_flops(rows, 6 * width, width) + linear_flops(text, 2 * width, width) +
                    2 * linear_flops(rows, config->ffn_dim, width);
+    if (config->image_dim > 0) {
+        int64_t image = shape->batch * shape->image_len;
+        ends += linear_flops(image, config->image_dim + width, config->image_dim);
+        block += linear_flops(image, 2 * width, width);
+    }
     return ends + (double)config->num_layers * block;
 }
 
 double dsvi_dit_flops_attention(const DsviDitConfig *config, const DsviDitShape *shape)
 {
-    double queries = (double)dsvi_dit_tokens(config, shape), keys = queries + (double)shape->text_len;
+    double queries = (double)dsvi_dit_tokens(config, shape);
+    double keys = queries + (double)(shape->text_len + shape->image_len);
     return 4.0 * (double)(config->num_layers * shape->batch * dsvi_dit_width(config)) * queries * keys;
 }

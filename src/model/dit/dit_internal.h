@@ -21,10 +21,11 @@ typedef struct DsviDitLinear {
     DsviDtype dtype; /* dtype of x, and of the copy of W by which x is multiplied: act, or acc in the
                       * time embedder */
     const DsviLoraTarget *lora; /* the layer's matrices of the LoRA; NULL: none */
-    bool of_text;               /* x has rows of text (B, L, in), otherwise rows of tokens (B, S, in) */
-    int64_t row; /* number, among those rows, of the first row of x in a call for some of them */
-    bool begun;  /* backward pass: the weight's gradient contains an earlier product of this pass, so
-                  * this one must be added */
+    int64_t of_condition; /* x has so many rows of text or image per sample, the same on all ranks; 0: x has
+                           * rows of tokens (B, S, in) */
+    int64_t row;          /* number, among those rows, of the first row of x in a call for some of them */
+    bool begun;           /* backward pass: the weight's gradient contains an earlier product of this pass, so
+                           * this one must be added */
 } DsviDitLinear;
 
 typedef struct DsviDitAttentionParams {
@@ -32,8 +33,15 @@ typedef struct DsviDitAttentionParams {
     int64_t norm_q, norm_k; /* places of the norms' weights */
 } DsviDitAttentionParams;
 
+/* Keys and values of image rows in cross-attention, which has one q for text and image. */
+typedef struct DsviDitImageParams {
+    DsviDitLinear k, v;
+    int64_t norm_k; /* place of the norm's weight */
+} DsviDitImageParams;
+
 typedef struct DsviDitBlockParams {
     DsviDitAttentionParams self, cross;
+    DsviDitImageParams image; /* with image rows */
     DsviDitLinear ffn_in, ffn_out;
     int64_t norm_weight, norm_bias; /* places of weight and bias of the affine norm before cross-attention */
     int64_t modulation;             /* place of a (6, C) table */
@@ -41,8 +49,13 @@ typedef struct DsviDitBlockParams {
 
 typedef struct DsviDitParams {
     DsviDitLinear patch, text_in, text_out, time_in, time_out, time_projection, head;
-    int64_t head_modulation;    /* place of a (2, C) table */
-    DsviDitBlockParams *blocks; /* (num_layers) */
+    struct {
+        DsviDitLinear in, out;
+        int64_t norm1, norm1_bias, norm2, norm2_bias; /* places of the weights and biases of both norms */
+        int64_t positions;                            /* place of a (R, image_dim) table, or -1: none */
+    } image;                                          /* with image rows */
+    int64_t head_modulation;                          /* place of a (2, C) table */
+    DsviDitBlockParams *blocks;                       /* (num_layers) */
 } DsviDitParams;
 
 /* Activations of a block that its backward pass reads, besides the block's input. The backward pass computes
@@ -57,6 +70,10 @@ typedef struct DsviDitSaved {
     void *cross_k, *cross_v;    /* (B, L, C) act: k of cross-attention before its norm, and v */
     void *cross_attended;       /* (B, S, C) act: output of cross-attention before the projection o */
     void *cross_lse;            /* (B, N, S) acc */
+    void *image_k, *image_v;    /* (B, R, C) act, as cross_k and cross_v: of the image rows */
+    void *image_attended;       /* (B, S, C) act: output of attention over the image rows, to be added to
+                                 * cross_attended */
+    void *image_lse;            /* (B, N, S) acc */
     void *ffn_hidden, *ffn_act; /* (B, S, ffn) act: before and after GELU. Unless DSVI_KEEP_ALL, they are the
                                  * buffers of DsviDitScratch, for ffn_rows rows */
     void *y_self, *y_ffn;       /* (B, S, C) act: outputs of these sub-layers before their gates */
@@ -70,11 +87,16 @@ typedef struct DsviDitEmbedded {
     void *text;                   /* (B, L, text_dim) act */
     void *text_hidden, *text_act; /* (B, L, C) act: before and after GELU */
     void *text_states;            /* (B, L, C) act: text after its embedding, input of cross-attention */
-    void *time_row;               /* (B, freq_dim) acc: sinusoidal embedding of the timestep */
-    void *time_hidden, *time_act; /* (B, C) acc: before and after SiLU */
-    void *time, *time_silu;       /* (B, C) acc: the time embedding e, and SiLU(e) */
-    void *modulation;             /* (B, 6, C) acc: e0, to which each block adds its table */
-    void *head_modulation;        /* (B, 2, C) acc: shift and scale of the head's norm */
+    void *image_rows;   /* (B, R, image_dim) acc: image rows plus positions; NULL without positions */
+    void *image_normed; /* (B, R, image_dim) act: image rows after the first norm */
+    void *image_hidden, *image_act; /* (B, R, image_dim) act: before and after GELU */
+    void *image_out;                /* (B, R, C) acc: before the second norm */
+    void *image_states;             /* (B, R, C) act: image rows after their embedding */
+    void *time_row;                 /* (B, freq_dim) acc: sinusoidal embedding of the timestep */
+    void *time_hidden, *time_act;   /* (B, C) acc: before and after SiLU */
+    void *time, *time_silu;         /* (B, C) acc: the time embedding e, and SiLU(e) */
+    void *modulation;               /* (B, 6, C) acc: e0, to which each block adds its table */
+    void *head_modulation;          /* (B, 2, C) acc: shift and scale of the head's norm */
 } DsviDitEmbedded;
 
 /* Scratch buffers. Their contents are valid within one sub-layer, unless noted. Several of them share memory:
@@ -87,15 +109,15 @@ typedef struct DsviDitScratch {
                                  * backward pass also the gradient of attention's output */
     void *q, *k;                /* (B, S, C) act: after norm and RoPE */
     void *ffn_hidden, *ffn_act; /* (ffn_rows, ffn) act: those of DsviDitSaved unless DSVI_KEEP_ALL */
-    void *cross_k;              /* (B, L, C) act: after norm */
-    void *mean, *rstd;          /* (B, max(S, L)) acc: statistics of the norm computed last */
-    void *rstd_k;      /* (B, max(S, L)) acc: statistics of k's norm, while rstd holds those of q's */
+    void *cross_k;              /* (B, max(L, R), C) act: of text or image, after norm */
+    void *mean, *rstd;          /* (B, max(S, L, R)) acc: statistics of the norm computed last */
+    void *rstd_k;      /* (B, max(S, L, R)) acc: statistics of k's norm, while rstd holds those of q's */
     void *head_rows;   /* (B, all_tokens, out_channels * patch) acc: the output as patches. With
                         * shape.loss (B, S, out_channels * patch), later overwritten with the loss's
                         * gradient */
     void *target_rows; /* (B, S, out_channels * patch) acc, with shape.loss: the target as patches,
                         * valid from the beginning of the pass to the loss */
-    void *lora_rows, *lora_drows; /* (B max(S, L), rank) act: x A^T and the gradient of this product, times
+    void *lora_rows, *lora_drows; /* (B max(S, L, R), rank) act: x A^T and the gradient of this product, times
                                    * the LoRA's factor */
     void *lora_input; /* with shape.lora_dropout: act, the largest input of an adapted layer after dropout,
                        * or the gradient of this input before */
@@ -116,7 +138,13 @@ typedef struct DsviDitScratch {
     void *dy;                   /* (B, S, C) act: gradient of a sub-layer's output, then of its input */
     void *dq, *dk, *dv;         /* (B, S, C) act */
     void *dffn;                 /* (ffn_rows, ffn) act */
-    void *dcross_k, *dcross_v;  /* (B, L, C) act */
+    void *dcross_k, *dcross_v;  /* (B, max(L, R), C) act */
+    void *dimage_states;        /* (B, R, C) acc: gradient of image_states, summed over the blocks */
+    void *dimage_out;           /* (B, R, C) acc */
+    void *dimage_act;           /* (B, R, C) act: dimage_states, then dimage_out */
+    void *dimage_hidden;        /* (B, R, image_dim) act */
+    void *dimage_normed;        /* (B, R, image_dim) act */
+    void *dimage_rows;          /* (B, R, image_dim) acc */
     void *dtext, *dtext_hidden; /* (B, L, C) act */
     void *dhead_rows;           /* (B, S, out_channels * patch) act: gradient of the output as patches */
     void *dpatch_rows;          /* (B, S, in_channels * patch) acc */
@@ -132,6 +160,8 @@ struct DsviDit {
     DsviDtype act, acc;
     int64_t grid[3];                     /* tokens along frames, rows, columns */
     int64_t batch, tokens, text_len;     /* B, S, L; S counts this rank's tokens */
+    int64_t image_len;                   /* R, or 0 */
+    int64_t longest;                     /* max(S, L, R) */
     int64_t first, all_tokens;           /* this rank's tokens begin at `first` of all_tokens */
     int64_t width, heads, head_dim, ffn; /* C, N, D */
     int64_t patch_in, patch_out;         /* elements of one token's patch of the input and of the output */
@@ -154,6 +184,8 @@ struct DsviDit {
     DsviDitBuffers room;
     void **host_kept; /* (num_layers, 3) with shape.offload: host memory of what is kept of each block */
 
+    const void *image; /* of dsvi_dit_set_image */
+    void *dimage;
     uint64_t dropout_seed, first_sample; /* of dsvi_dit_set_samples */
 };
 
@@ -223,6 +255,19 @@ DsvStatus dsvi_dit_norm_fwd(const DsviDit *dit, const DsviDitNorm *norm, const D
  * the norm, and writes the gradient of y to scratch.dy. */
 DsvStatus dsvi_dit_norm_bwd(const DsviDit *dit, const DsviDitNorm *norm, const DsviGateResidualArgs *sum);
 
+/* The RMSNorm over all heads of q or k with `tokens` rows per sample, in x; `turn`: with RoPE. `place` is
+ * that of the weight, and `rstd` receives the statistics. */
+DsviRmsNormRopeArgs dsvi_dit_heads_norm(const DsviDit *dit, int64_t tokens, bool turn, const void *x,
+                                        int64_t place, void *rstd);
+DsvStatus dsvi_dit_heads_norm_fwd(const DsviDit *dit, DsviRmsNormRopeArgs args, void *y);
+/* Backward pass of the norm of q or k, and of its RoPE: replaces dy, the gradient of the result, by dx in
+ * place. Also sums the gradient of the bias of `linear`, the layer that computed x. */
+DsvStatus dsvi_dit_heads_norm_bwd(const DsviDit *dit, DsviRmsNormRopeArgs args, const DsviDitLinear *linear,
+                                  void *dy);
+/* Returns a copy of the layer without bias, for a backward pass that does not compute the gradient of the
+ * bias: the op that computed dy has summed the bias gradient already. */
+DsviDitLinear dsvi_dit_without_bias(const DsviDitLinear *linear);
+
 /* ---- dit_lora.c ---- */
 
 /* Adds the LoRA's part of a linear layer: y += factor (x A^T) B^T, with x (rows, in) linear->dtype and
@@ -240,6 +285,22 @@ size_t dsvi_dit_attention_workspace(const DsviDit *dit);
 /* Dense attention of the queries of this rank's tokens over `keys` keys; `backward`: its gradients. */
 DsvStatus dsvi_dit_attend_dense(const DsviDit *dit, int64_t keys, const DsviAttentionCall *args,
                                 bool backward);
+
+/* ---- dit_image.c ---- */
+
+/* Computes embedded.image_states from the image rows. Does nothing in a model without image rows, as do the
+ * other functions of this file. */
+DsvStatus dsvi_dit_image_embed_fwd(const DsviDit *dit);
+/* Computes the gradients of the embedding's weights, and dit->dimage, from scratch.dimage_states. */
+DsvStatus dsvi_dit_image_embed_bwd(const DsviDit *dit);
+/* Attention of a block's queries, in scratch.q, over the image rows. Sets *attended, the output of attention
+ * over the text, to its sum with the result, in scratch.k. */
+DsvStatus dsvi_dit_image_attend_fwd(const DsviDit *dit, int64_t block, const void **attended);
+/* Computes this sum again. */
+DsvStatus dsvi_dit_image_sum(const DsviDit *dit, int64_t block, const void **attended);
+/* Backward pass of the attention over image rows: from the gradient of the output, in scratch.h, and the
+ * queries in scratch.q, adds to scratch.dq and to scratch.dimage_states. Overwrites scratch.k. */
+DsvStatus dsvi_dit_image_attend_bwd(const DsviDit *dit, int64_t block);
 
 /* ---- dit_embed.c ---- */
 

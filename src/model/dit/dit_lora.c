@@ -44,8 +44,9 @@ static DsviRng dropout_rng(const DsviDit *dit, const DsviDitLinear *linear, int6
 static DsvStatus lora_drop(const DsviDit *dit, const DsviDitLinear *linear, int64_t rows, const void *x,
                            bool add, DsviDtype y_dtype, void *y)
 {
-    const int64_t of_sample = linear->of_text ? dit->text_len : dit->tokens;
-    const int64_t first = linear->of_text ? 0 : dit->first; /* ranks that share a sample have all its text */
+    const int64_t of_sample = linear->of_condition ? linear->of_condition : dit->tokens;
+    const int64_t first = linear->of_condition ? 0 : dit->first; /* ranks that share a sample have all its
+                                                                  * text and image rows */
     for (int64_t done = 0, some; done < rows; done += some) {
         int64_t row = linear->row + done, token = row % of_sample;
         some = of_sample - token < rows - done ? of_sample - token : rows - done;

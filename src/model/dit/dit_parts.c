@@ -225,3 +225,44 @@ DsvStatus dsvi_dit_norm_bwd(const DsviDit *dit, const DsviDitNorm *norm, const D
     args.then = sum;
     return dit->backend->ops.layer_norm_bwd.run(dit->stream, &args);
 }
+
+DsviDitLinear dsvi_dit_without_bias(const DsviDitLinear *linear)
+{
+    DsviDitLinear bare = *linear;
+    bare.bias = DSVI_DIT_NO_BIAS;
+    return bare;
+}
+
+DsviRmsNormRopeArgs dsvi_dit_heads_norm(const DsviDit *dit, int64_t tokens, bool turn, const void *x,
+                                        int64_t place, void *rstd)
+{
+    return (DsviRmsNormRopeArgs){
+        .batch = dit->batch,
+        .tokens = tokens,
+        .heads = dit->heads,
+        .head_dim = dit->head_dim,
+        .eps = dit->config.eps,
+        .act = dit->act,
+        .acc = dit->acc,
+        .x = x,
+        .weight = dsvi_dit_param(dit, place),
+        .dweight = dsvi_dit_grad_or_unread(dit, place, 0),
+        .cos = turn ? dit->rope_cos : NULL,
+        .sin = turn ? dit->rope_sin : NULL,
+        .rstd = rstd,
+    };
+}
+
+DsvStatus dsvi_dit_heads_norm_fwd(const DsviDit *dit, DsviRmsNormRopeArgs args, void *y)
+{
+    args.y = y;
+    return dit->backend->ops.rms_norm_rope_fwd.run(dit->stream, &args);
+}
+
+DsvStatus dsvi_dit_heads_norm_bwd(const DsviDit *dit, DsviRmsNormRopeArgs args, const DsviDitLinear *linear,
+                                  void *dy)
+{
+    args.dy = args.dx = dy;
+    args.dx_sum = dsvi_dit_grad(dit, linear->bias);
+    return dit->backend->ops.rms_norm_rope_bwd.run(dit->stream, &args);
+}

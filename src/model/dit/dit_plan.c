@@ -53,6 +53,14 @@ static void carve_embedded(DsviDit *dit, DsviArena *arena)
     e->text_hidden = dit_plan_take(arena, c, act, text * dit->width);
     e->text_act = dit_plan_take(arena, c, act, text * dit->width);
     e->text_states = dit_plan_take(arena, c, act, text * dit->width);
+    int64_t image = dit->batch * dit->image_len, image_dim = dit->config.image_dim;
+    bool positions = dit->config.pos_embed_seq_len > 0;
+    e->image_rows = positions ? dit_plan_take(arena, c, acc, image * image_dim) : NULL;
+    e->image_normed = dit_plan_take(arena, c, act, image * image_dim);
+    e->image_hidden = dit_plan_take(arena, c, act, image * image_dim);
+    e->image_act = dit_plan_take(arena, c, act, image * image_dim);
+    e->image_out = dit_plan_take(arena, c, acc, image * dit->width);
+    e->image_states = dit_plan_take(arena, c, act, image * dit->width);
     e->time_row = dit_plan_take(arena, c, acc, dit->batch * dit->config.freq_dim);
     e->time_hidden = dit_plan_take(arena, c, acc, time);
     e->time_act = dit_plan_take(arena, c, acc, time);
@@ -62,17 +70,23 @@ static void carve_embedded(DsviDit *dit, DsviArena *arena)
     e->head_modulation = dit_plan_take(arena, c, acc, 2 * time);
 }
 
+/* Returns the number of rows that hold the text or the image of a batch. */
+static int64_t condition_rows(const DsviDit *dit)
+{
+    return dit->batch * (dit->text_len > dit->image_len ? dit->text_len : dit->image_len);
+}
+
 static void carve_scratch(DsviDit *dit, DsviArena *arena)
 {
     DsviDitScratch *s = &dit->scratch;
     DsviMemClass c = DSVI_MEM_SCRATCH;
     DsviDtype act = dit->act, acc = dit->acc;
     int64_t stream = dit->batch * dit->tokens * dit->width;
-    int64_t longest = dit->tokens > dit->text_len ? dit->tokens : dit->text_len;
+    int64_t longest = dit->longest;
     s->x1 = dit->shape.backward ? dit_plan_take(arena, c, acc, stream) : dit->residual[0];
     s->modulation = dit_plan_take(arena, c, acc, dit->config.num_layers * 6 * dit->batch * dit->width);
     s->h = dit_plan_take(arena, c, act, stream);
-    s->cross_k = dit_plan_take(arena, c, act, dit->batch * dit->text_len * dit->width);
+    s->cross_k = dit_plan_take(arena, c, act, condition_rows(dit) * dit->width);
     s->mean = dit_plan_take(arena, c, acc, dit->batch * longest);
     s->rstd = dit_plan_take(arena, c, acc, dit->batch * longest);
     s->rstd_k = dit_plan_take(arena, c, acc, dit->batch * longest);
@@ -86,7 +100,7 @@ static void carve_scratch(DsviDit *dit, DsviArena *arena)
         s->lora_input = dit_plan_take(arena, c, act, of_ffn > of_width ? of_ffn : of_width);
 }
 
-/* Takes gradients of text, time and modulation, which are small. */
+/* Takes gradients of text, image, time and modulation, which are small. */
 static void carve_small_gradients(DsviDit *dit, DsviArena *arena)
 {
     DsviDitScratch *s = &dit->scratch;
@@ -100,10 +114,17 @@ static void carve_small_gradients(DsviDit *dit, DsviArena *arena)
     s->dhead_modulation = dit_plan_take(arena, c, acc, 2 * time);
     s->dtime = dit_plan_take(arena, c, acc, time);
     s->dtime_hidden = dit_plan_take(arena, c, acc, time);
-    s->dcross_k = dit_plan_take(arena, c, act, text);
-    s->dcross_v = dit_plan_take(arena, c, act, text);
+    s->dcross_k = dit_plan_take(arena, c, act, condition_rows(dit) * dit->width);
+    s->dcross_v = dit_plan_take(arena, c, act, condition_rows(dit) * dit->width);
     s->dtext = dit_plan_take(arena, c, act, text);
     s->dtext_hidden = dit_plan_take(arena, c, act, text);
+    int64_t image = dit->batch * dit->image_len, image_dim = dit->config.image_dim;
+    s->dimage_states = dit_plan_take(arena, c, acc, image * dit->width);
+    s->dimage_out = dit_plan_take(arena, c, acc, image * dit->width);
+    s->dimage_act = dit_plan_take(arena, c, act, image * dit->width);
+    s->dimage_hidden = dit_plan_take(arena, c, act, image * image_dim);
+    s->dimage_normed = dit_plan_take(arena, c, act, image * image_dim);
+    s->dimage_rows = dit_plan_take(arena, c, acc, image * image_dim);
 }
 
 /* ---- patches of both ends, and gradients in the same memory ---- */
@@ -195,6 +216,20 @@ static void carve_attended(const DsviDit *dit, DsviArena *arena, DsviDitSaved *s
     saved->lse = dsvi_arena_take(arena, kept(dit), dsvi_dit_lse_bytes(dit));
 }
 
+/* Takes the kept activations of attention over image rows. Without a backward pass its output is stored in
+ * the memory of v of self-attention, which is used again after the feed-forward layer has begun. */
+static void carve_saved_image(const DsviDit *dit, DsviArena *arena, DsviDitSaved *saved)
+{
+    int64_t image = dit->batch * dit->image_len * dit->width, rows = dit->batch * dit->tokens;
+    if (dit->image_len == 0)
+        return;
+    saved->image_k = dit_plan_take(arena, kept(dit), dit->act, image);
+    saved->image_v = dit_plan_take(arena, kept(dit), dit->act, image);
+    saved->image_attended = dit->shape.backward ? dit_plan_take(arena, kept(dit), dit->act, rows * dit->width)
+                                                : saved->v;
+    saved->image_lse = dit_plan_take(arena, kept(dit), dit->acc, rows * dit->heads);
+}
+
 /* Takes all kept activations of a block except those of carve_attended. Without a backward pass q, k and v of
  * self-attention are not needed any more when cross-attention begins, and three later tensors are stored in
  * their memory. */
@@ -212,6 +247,7 @@ static void carve_saved(const DsviDit *dit, DsviArena *arena, DsviDitSaved *save
     saved->cross_v = dit_plan_take(arena, c, act, text);
     saved->cross_attended = dit->shape.backward ? dit_plan_take(arena, c, act, stream) : saved->k;
     saved->cross_lse = dit_plan_take(arena, c, acc, dit->batch * dit->heads * dit->tokens);
+    carve_saved_image(dit, arena, saved);
     saved->y_self = dit_plan_take(arena, c, act, stream);
     saved->y_ffn = dit->shape.backward ? dit_plan_take(arena, c, act, stream) : saved->v;
     saved->x2 = dit->shape.backward ? dit_plan_take(arena, c, acc, stream) : dit->residual[0];

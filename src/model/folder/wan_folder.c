@@ -329,8 +329,9 @@ static DsvStatus read_config(const DsviWanFolder *folder, DsviWanPart part, Dsvi
     parent_of(transformer, parent);
     bool whole = dsvi_path_is_folder(transformer);
     DSVI_TRY(dsvi_path_join(config, whole ? transformer : parent, "config.json"));
-    DSVI_TRY(dsvi_path_exists(config) ? dsvi_dit_config_read(config, out)
-                                      : dsvi_weights_config(transformer, out));
+    bool configured = dsvi_path_exists(config);
+    DSVI_TRY(configured ? dsvi_dit_config_read(config, out) : dsvi_weights_config(transformer, out));
+    DSVI_TRY(dsvi_weights_find_image(transformer, out));
     if ((out->in_channels == out->out_channels &&
          (out->in_channels == PUBLISHED_CHANNELS || out->in_channels == WAN22_CHANNELS)) ||
         (out->in_channels == IMAGE_CHANNELS && out->out_channels == PUBLISHED_CHANNELS))

@@ -109,6 +109,11 @@ DsvStatus dsvi_weights_read(const char *path, const DsviParamTable *table, float
  * transformer; DSV_E_UNSUPPORTED names an unsupported variant. */
 DsvStatus dsvi_weights_config(const char *path, DsviDitConfig *out);
 
+/* Sets config->image_dim and pos_embed_seq_len from the shapes of the tensors, if the model has more input
+ * than output channels and its config.json does not say that it takes image rows. `path` is as for
+ * dsvi_weights_read. */
+DsvStatus dsvi_weights_find_image(const char *path, DsviDitConfig *config);
+
 /* Writes FOLDER/diffusion_pytorch_model.safetensors, or several files with an index if they would exceed
  * shard_bytes. `dtype` is F32 or BF16; `flat` is a host array of F32. Makes the folder if needed. */
 DsvStatus dsvi_weights_write(const char *folder, const DsviParamTable *table, const float *flat,

@@ -69,6 +69,7 @@ typedef struct Fused {
 static const Fused FUSED[] = {
     {".to_qkv.", 3, {".to_q.", ".to_k.", ".to_v."}},
     {".to_kv.", 2, {".to_k.", ".to_v."}},
+    {".to_added_kv.", 2, {".add_k_proj.", ".add_v_proj."}},
 };
 
 /* Finds the parameters that a stored tensor contains. Returns the number of these parameters, 0 for an

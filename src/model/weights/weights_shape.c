@@ -10,8 +10,8 @@
 enum { PUBLISHED_HEAD = 128, PUBLISHED_CHANNELS = 16, PUBLISHED_TEXT = 512, PUBLISHED_POSITIONS = 1024 };
 enum { BLOCKS_MAX = 1000, PATCH_MAX = 64 };
 
-/* The tensors that give sizes, with both names. */
-typedef enum Measure { PATCH, TEXT_IN, TIME_IN, FFN_IN, HEAD, MEASURES } Measure;
+/* The tensors that give sizes, with both names. The last two exist only in models that take image rows. */
+typedef enum Measure { PATCH, TEXT_IN, TIME_IN, FFN_IN, HEAD, IMAGE_IN, IMAGE_POSITIONS, MEASURES } Measure;
 
 static const char *const NAMES[MEASURES][2] = {
     [PATCH] = {"patch_embedding.weight", "patch_embedding.weight"},
@@ -19,15 +19,13 @@ static const char *const NAMES[MEASURES][2] = {
     [TIME_IN] = {"condition_embedder.time_embedder.linear_1.weight", "time_embedding.0.weight"},
     [FFN_IN] = {"blocks.0.ffn.net.0.proj.weight", "blocks.0.ffn.0.weight"},
     [HEAD] = {"proj_out.weight", "head.head.weight"},
+    [IMAGE_IN] = {"condition_embedder.image_embedder.ff.net.0.proj.weight", "img_emb.proj.1.weight"},
+    [IMAGE_POSITIONS] = {"condition_embedder.image_embedder.pos_embed", "img_emb.emb_pos"},
 };
 
 /* Parts of names by which an unsupported variant is recognised; the first that occurs counts. */
 static const char *const VARIANTS[][2] = {
     {"vace_", "a VACE model (control video)"},
-    {"img_emb.emb_pos", "a model of first and last frames (FLF2V)"},
-    {"image_embedder.pos_embed", "a model of first and last frames (FLF2V)"},
-    {"img_emb.", "an image-to-video model (I2V)"},
-    {"image_embedder.", "an image-to-video model (I2V)"},
 };
 enum { VARIANT_COUNT = sizeof VARIANTS / sizeof *VARIANTS };
 
@@ -66,19 +64,26 @@ static DsvStatus measure_file(Sizes *sizes, const char *path)
     return DSV_OK;
 }
 
+static void image_from_sizes(const Sizes *sizes, DsviDitConfig *config)
+{
+    if (sizes->ndim[IMAGE_IN] == 2)
+        config->image_dim = sizes->shape[IMAGE_IN][1];
+    if (sizes->ndim[IMAGE_IN] == 2 && sizes->ndim[IMAGE_POSITIONS] == 3)
+        config->pos_embed_seq_len = sizes->shape[IMAGE_POSITIONS][1];
+}
+
 static DsvStatus config_from_sizes(const Sizes *sizes, const char *path, DsviDitConfig *out)
 {
-    static const int NDIM[MEASURES] = {[PATCH] = 5, [TEXT_IN] = 2, [TIME_IN] = 2, [FFN_IN] = 2, [HEAD] = 2};
-    for (int m = 0; m < MEASURES; m++)
+    static const int NDIM[IMAGE_IN] = {[PATCH] = 5, [TEXT_IN] = 2, [TIME_IN] = 2, [FFN_IN] = 2, [HEAD] = 2};
+    for (int m = 0; m < IMAGE_IN; m++)
         if (sizes->ndim[m] != NDIM[m])
             return DSVI_FAIL(m == PATCH && sizes->ndim[m] == 0 ? DSV_E_NOT_FOUND : DSV_E_SHAPE,
                              "%s: tensor %s %s, expected the %d dimensions that a Wan transformer has there",
                              path, NAMES[m][1],
                              sizes->ndim[m] ? "has another number of dimensions" : "is missing", NDIM[m]);
     if (sizes->variant < VARIANT_COUNT)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                         "%s: its tensors are those of %s: only text-to-video models are supported", path,
-                         VARIANTS[sizes->variant][1]);
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: its tensors are those of %s, which dsv does not support",
+                         path, VARIANTS[sizes->variant][1]);
     const int64_t *patch = sizes->shape[PATCH];
     int64_t width = patch[0], volume = 1;
     for (int i = 2; i < 5; i++) /* a larger patch is refused below, by the range of patch_size */
@@ -103,6 +108,9 @@ static DsvStatus config_from_sizes(const Sizes *sizes, const char *path, DsviDit
         .rope_max_seq_len = PUBLISHED_POSITIONS,
         .eps = 1e-6,
     };
+    image_from_sizes(sizes, out);
+    if (out->image_dim > 0)
+        return dsvi_dit_config_check(out, path);
     if (out->in_channels > out->out_channels)
         return DSVI_FAIL(DSV_E_UNSUPPORTED,
                          "%s: %lld input and %lld output channels, as image-to-video models (I2V) have: only "
@@ -117,16 +125,32 @@ static DsvStatus config_from_sizes(const Sizes *sizes, const char *path, DsviDit
     return dsvi_dit_config_check(out, path);
 }
 
-DsvStatus dsvi_weights_config(const char *path, DsviDitConfig *out)
+static DsvStatus measure_files(const char *path, Sizes *out)
 {
     DsvStatus status;
     DsviWeightFiles files;
-    Sizes sizes = {.variant = VARIANT_COUNT};
+    *out = (Sizes){.variant = VARIANT_COUNT};
     DSVI_TRY_GOTO(status, dsvi_weight_files_find(path, &files), done);
     for (size_t i = 0; i < files.count; i++)
-        DSVI_TRY_GOTO(status, measure_file(&sizes, files.paths[i]), done);
-    DSVI_TRY_GOTO(status, config_from_sizes(&sizes, path, out), done);
+        DSVI_TRY_GOTO(status, measure_file(out, files.paths[i]), done);
 done:
     dsvi_weight_files_free(&files);
     return status;
+}
+
+DsvStatus dsvi_weights_config(const char *path, DsviDitConfig *out)
+{
+    Sizes sizes;
+    DSVI_TRY(measure_files(path, &sizes));
+    return config_from_sizes(&sizes, path, out);
+}
+
+DsvStatus dsvi_weights_find_image(const char *path, DsviDitConfig *config)
+{
+    Sizes sizes;
+    if (config->in_channels <= config->out_channels || config->image_dim > 0)
+        return DSV_OK;
+    DSVI_TRY(measure_files(path, &sizes));
+    image_from_sizes(&sizes, config);
+    return dsvi_dit_config_check(config, path);
 }

@@ -12,17 +12,15 @@
 #include "base/threads.h"
 
 enum { PLACE_MULTIPLE = 16 }; /* each parameter begins at a multiple of so many elements */
-enum {
-    PER_BLOCK = 27,
-    OUTSIDE = 15,
-    AFTER = 3
-};                           /* numbers of parameters: of each block (PER_BLOCK), outside blocks (OUTSIDE),
-                              * and of these after the last block */
+/* Numbers of parameters: of each block, before and after the blocks; and of those that a model with image
+ * rows has in addition, where IMAGE_POSITIONS counts the table of positions. */
+enum { PER_BLOCK = 27, BEFORE = 12, AFTER = 3, IMAGE_PER_BLOCK = 5, IMAGE_BEFORE = 8, IMAGE_POSITIONS = 1 };
 enum { INIT_PIECE = 65536 }; /* random values that a thread draws at a time */
 
 typedef struct Builder {
     DsviParamTable *table;
-    char prefix[32]; /* "blocks.3." inside a block: the same in both namings */
+    int64_t before, per_block; /* parameters before the blocks and of each block */
+    char prefix[32];           /* "blocks.3." inside a block: the same in both namings */
 } Builder;
 
 /* Distribution of initial values, and dtype, of one kind of parameter. */
@@ -81,6 +79,34 @@ static void weights_table_add_attention(Builder *b, const char *name, const char
     }
 }
 
+static void add_norm(Builder *b, const char *name, const char *original, int64_t width)
+{
+    weights_table_add(b, name, original, ".weight", NORM_WEIGHT, (int64_t[5]){width});
+    weights_table_add(b, name, original, ".bias", BIAS, (int64_t[5]){width});
+}
+
+/* Adds the keys and values of image rows in cross-attention. */
+static void add_image_attention(Builder *b, int64_t width)
+{
+    add_linear(b, "attn2.add_k_proj", "cross_attn.k_img", GEMM_WEIGHT, width, width);
+    add_linear(b, "attn2.add_v_proj", "cross_attn.v_img", GEMM_WEIGHT, width, width);
+    weights_table_add(b, "attn2.norm_added_k", "cross_attn.norm_k_img", ".weight", NORM_WEIGHT,
+                      (int64_t[5]){width});
+}
+
+/* Adds the embedding of image rows. */
+static void add_image_embedder(Builder *b, const DsviDitConfig *config)
+{
+    int64_t width = dsvi_dit_width(config), dim = config->image_dim;
+    if (config->pos_embed_seq_len > 0)
+        weights_table_add(b, "condition_embedder.image_embedder.pos_embed", "img_emb.emb_pos", "", BIAS,
+                          (int64_t[5]){1, config->pos_embed_seq_len, dim});
+    add_norm(b, "condition_embedder.image_embedder.norm1", "img_emb.proj.0", dim);
+    add_linear(b, "condition_embedder.image_embedder.ff.net.0.proj", "img_emb.proj.1", GEMM_WEIGHT, dim, dim);
+    add_linear(b, "condition_embedder.image_embedder.ff.net.2", "img_emb.proj.3", GEMM_WEIGHT, width, dim);
+    add_norm(b, "condition_embedder.image_embedder.norm2", "img_emb.proj.4", width);
+}
+
 static void weights_table_add_block(Builder *b, const DsviDitConfig *config, int64_t block)
 {
     int64_t width = dsvi_dit_width(config), ffn = config->ffn_dim;
@@ -88,26 +114,28 @@ static void weights_table_add_block(Builder *b, const DsviDitConfig *config, int
     weights_table_add(b, "scale_shift_table", "modulation", "", MODULATION, (int64_t[5]){1, 6, width});
     weights_table_add_attention(b, "attn1", "self_attn", width);
     weights_table_add_attention(b, "attn2", "cross_attn", width);
+    if (config->image_dim > 0)
+        add_image_attention(b, width);
     /* The affine norm before cross-attention is norm2 in one naming and norm3 in the other. */
-    weights_table_add(b, "norm2", "norm3", ".weight", NORM_WEIGHT, (int64_t[5]){width});
-    weights_table_add(b, "norm2", "norm3", ".bias", BIAS, (int64_t[5]){width});
+    add_norm(b, "norm2", "norm3", width);
     add_linear(b, "ffn.net.0.proj", "ffn.0", GEMM_WEIGHT, ffn, width);
     add_linear(b, "ffn.net.2", "ffn.2", GEMM_WEIGHT, width, ffn);
     b->prefix[0] = 0;
 }
 
 /* Returns the index of a bucket's first parameter in the table. */
-static int64_t first_param(const DsviParamTable *table, int64_t bucket)
+static int64_t first_param(const Builder *b, int64_t bucket)
 {
     if (bucket == 0)
         return 0;
-    return bucket == table->buckets ? table->count : OUTSIDE - AFTER + PER_BLOCK * (bucket - 1);
+    return bucket == b->table->buckets ? b->table->count : b->before + b->per_block * (bucket - 1);
 }
 
 /* Assigns places in the flat array to the parameters of a bucket: to its GEMM weights, or to all others. */
-static void weights_table_place(DsviParamTable *table, int64_t bucket, bool gemm)
+static void weights_table_place(const Builder *b, int64_t bucket, bool gemm)
 {
-    for (int64_t i = first_param(table, bucket); i < first_param(table, bucket + 1); i++) {
+    DsviParamTable *table = b->table;
+    for (int64_t i = first_param(b, bucket); i < first_param(b, bucket + 1); i++) {
         DsviParam *param = &table->params[i];
         if (param->in_compute_dtype != gemm)
             continue;
@@ -116,13 +144,14 @@ static void weights_table_place(DsviParamTable *table, int64_t bucket, bool gemm
     }
 }
 
-static void place_all(DsviParamTable *table)
+static void place_all(const Builder *b)
 {
+    DsviParamTable *table = b->table;
     for (int64_t s = 0; s < table->buckets; s++) {
         table->begin[s] = table->elements;
-        weights_table_place(table, s, false);
+        weights_table_place(b, s, false);
         table->gemm[s] = table->elements;
-        weights_table_place(table, s, true);
+        weights_table_place(b, s, true);
     }
     table->begin[table->buckets] = table->elements;
 }
@@ -131,10 +160,16 @@ DsvStatus dsvi_param_table_make(const DsviDitConfig *config, DsviParamTable *out
 {
     int64_t width = dsvi_dit_width(config);
     const int64_t *patch = config->patch;
-    Builder b = {.table = out};
+    bool image = config->image_dim > 0, positions = config->pos_embed_seq_len > 0;
+    Builder b = {
+        .table = out,
+        .before = BEFORE + (image ? IMAGE_BEFORE : 0) + (positions ? IMAGE_POSITIONS : 0),
+        .per_block = PER_BLOCK + (image ? IMAGE_PER_BLOCK : 0),
+    };
+    int64_t count = b.before + b.per_block * config->num_layers + AFTER;
     memset(out, 0, sizeof *out);
     out->buckets = config->num_layers + 2;
-    out->params = calloc((size_t)(OUTSIDE + PER_BLOCK * config->num_layers), sizeof *out->params);
+    out->params = calloc((size_t)count, sizeof *out->params);
     out->begin = calloc((size_t)out->buckets + 1, sizeof *out->begin);
     out->gemm = calloc((size_t)out->buckets, sizeof *out->gemm);
     if (!out->params || !out->begin || !out->gemm) {
@@ -153,13 +188,15 @@ DsvStatus dsvi_param_table_make(const DsviDitConfig *config, DsviParamTable *out
     add_linear(&b, "condition_embedder.time_embedder.linear_2", "time_embedding.2", TIME_WEIGHT, width,
                width);
     add_linear(&b, "condition_embedder.time_proj", "time_projection.1", TIME_PROJECTION, 6 * width, width);
+    if (image)
+        add_image_embedder(&b, config);
     for (int64_t i = 0; i < config->num_layers; i++)
         weights_table_add_block(&b, config, i);
     weights_table_add(&b, "scale_shift_table", "head.modulation", "", MODULATION, (int64_t[5]){1, 2, width});
     add_linear(&b, "proj_out", "head.head", HEAD_WEIGHT,
                patch[0] * patch[1] * patch[2] * config->out_channels, width);
-    DSVI_ASSERT(out->count == OUTSIDE + PER_BLOCK * config->num_layers);
-    place_all(out);
+    DSVI_ASSERT(out->count == count);
+    place_all(&b);
     return DSV_OK;
 }
 
