@@ -131,8 +131,11 @@ static void values_text(const DsvOptionInfo *option, char *out, size_t room)
 static void print_option(const DsvOptionInfo *option)
 {
     char values[256];
-    values_text(option, values, sizeof values);
-    printf("  %s=%s  (%s)\n", option->key, option->initial[0] ? option->initial : "''", values);
+    values_text(option, values, sizeof values - 1);
+    strcat(values, ")");
+    int used = printf("  %s=%s  (", option->key, option->initial[0] ? option->initial : "''");
+    cli_put_wrapped(stdout, values, (size_t)used, 6, page_width());
+    putchar('\n');
     print_wrapped(option->help, 6, page_width());
 }
 

@@ -13,7 +13,7 @@
 #     cpu      a tiny model on the CPU: shows that everything works
 # The clips are made by moving_shapes.py, so many that few windows are met twice. The same command continues a
 # stopped part as long as OUT is there. tail_table.py makes tables from the archives of several sessions.
-# Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and a GPU or several (GPUS, as in 0,1).
+# Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and one or more GPUs (GPUS, as in 0,1).
 set -eu
 [ $# -ge 3 ] || { echo "usage: tail.sh OUT SECONDS SEEDS [PART]" >&2; exit 2; }
 begin=$(date +%s)
@@ -67,6 +67,7 @@ left=$((seconds - ($(date +%s) - begin) - 5))
 status=0
 "$python" "$here/learn.py" --dsv "$dsv" --clips "$clip_folder" --held-out "$held_out" --out "$runs" \
     ${gpus:+--gpus $gpus} --config "$here/$config" --steps $steps --trunk $trunk --jobs $jobs --threads 1 \
-    --seeds "$seeds" --time-limit $left --variants $names validation.every=$((steps / 2)) $settings || status=$?
+    --seeds "$seeds" --time-limit $left --variants $names validation.every=$((steps / 2)) $settings ||
+    status=$?
 "$python" "$here/learn_pack.py" "$runs" "$out/$part-$(echo "$seeds" | tr , -).tar.gz"
 exit $status

@@ -154,7 +154,7 @@ says 'wan: 4 of its 5 parts cannot be used'
 wants 2 "$dsv" sample plain clip.gif
 says 'clip.gif: expected a name that ends with .mp4'
 wants 2 "$dsv" sample plain prompt.mp4 --prompt cat
-says 'plain: prompts, noise, latents and a sparse state need a published Wan model'
+says 'plain: prompts, pictures, noise, latents and a sparse state need a published Wan model'
 
 # Weights in a single file, and pickles.
 cp plain/checkpoint-3/transformer/*.safetensors single.safetensors
