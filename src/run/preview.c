@@ -57,6 +57,9 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
         return DSVI_FAIL(DSV_E_USAGE,
                          "base_precision is fp8 and lora_rank is 0, expected a LoRA: weights that are "
                          "trained are stored in F32");
+    if (settings->validation_ema && settings->ema_decay == 0)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "validation.ema is true and ema_decay is 0, expected ema_decay above 0");
     return dsvi_model_of_options(settings, codec, &model, &out->latent, &out->config);
 }
 

@@ -166,19 +166,38 @@ static DsvStatus sample_clip(const Round *round, const DsvEvents *events)
     return dsvi_generator_run(t->generator, &clip, events);
 }
 
+static DsvStatus sample_rounds(Round *round, const DsvEvents *events, DsviClipWritten *written, void *context)
+{
+    for (; round->number < rounds_of(round->trainer, round->texts->prompts); round->number++) {
+        DSVI_TRY(sample_clip(round, events));
+        DSVI_TRY(write_clips(round, events, written, context));
+    }
+    return DSV_OK;
+}
+
+/* Samples with the weights or, with validation.ema, with their moving average, which takes the place of the
+ * weights meanwhile. */
+static DsvStatus sample_weights(Round *round, const DsvEvents *events, DsviClipWritten *written,
+                                void *context)
+{
+    DsviTrainer *t = round->trainer;
+    if (!t->settings->validation_ema)
+        return sample_rounds(round, events, written, context);
+    DSVI_TRY(dsvi_zero_swap_ema(&t->zero));
+    DsvStatus status = sample_rounds(round, events, written, context);
+    if (status == DSV_OK || status == DSV_E_INTERRUPTED) /* after other failures the run ends */
+        DSVI_TRY(dsvi_zero_swap_ema(&t->zero));
+    return status;
+}
+
 DsvStatus dsvi_sample_clips(DsviTrainer *t, const DsviSampledTexts *texts, const char *folder,
                             const DsvEvents *events, DsviClipWritten *written, void *context)
 {
-    DsvStatus status = DSV_OK;
     Round round = {.trainer = t, .texts = texts, .folder = folder};
     round.bound = calloc((size_t)dsvi_comm_size(t->comm) + 1, sizeof *round.bound);
     if (!round.bound)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to gather clips");
-    for (; round.number < rounds_of(t, texts->prompts) && status == DSV_OK; round.number++) {
-        status = sample_clip(&round, events);
-        if (status == DSV_OK)
-            status = write_clips(&round, events, written, context);
-    }
+    DsvStatus status = sample_weights(&round, events, written, context);
     free(round.bound);
     return status;
 }

@@ -43,7 +43,8 @@ void dsvi_prompt_folder(int64_t prompt, char name[DSVI_PROMPT_FOLDER_BYTES]);
 /* Called for each clip that was written; prompt -1: the clip shows none of validation.prompts. */
 typedef void DsviClipWritten(void *context, int64_t prompt, const char *path);
 
-/* Samples clips with the current weights and the current sparsity of all blocks. Called by all ranks. Rank 0
+/* Samples clips with the current weights, or with validation.ema their moving average, and the current
+ * sparsity of all blocks. Called by all ranks. Rank 0
  * writes the clips and calls `written` for those of prompts, or for group 0's clip.
  *
  * With prompts, each is sampled with the option `seed`, as dsv sample does, and written to

@@ -155,6 +155,7 @@ void dsvi_zero_carve(DsviZero *z, const DsvConfig *settings, DsviArena *arena)
     if (z->moments.optimizer == DSVI_MUON)
         dsvi_muon_carve(&z->muon, arena);
     z->ema.data = settings->ema_decay > 0 ? dsvi_arena_take(arena, DSVI_MEM_EMA, resident) : NULL;
+    z->swap = settings->validation_ema ? dsvi_arena_take(arena, DSVI_MEM_EMA, DSVI_SWAP_BYTES) : NULL;
     dsvi_zero_carve_slots(z, settings, arena);
     carve_sum_workspace(z, arena);
     z->square = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)buckets * sizeof *z->square);

@@ -61,6 +61,9 @@ typedef enum DsviStateArray {
  * and one downloaded. */
 enum { DSVI_STATE_SLOTS = 3 };
 
+/* Weights are exchanged with their moving average in pieces of this size. */
+enum { DSVI_SWAP_BYTES = 4 << 20 };
+
 typedef struct DsviZero {
     DsviBackend *backend;
     const DsviParamTable *table;
@@ -90,6 +93,7 @@ typedef struct DsviZero {
     double muon_momentum;
     bool *frozen;       /* (table->count) parameters that are not trained (train_modules.h); NULL: none */
     DsviShardArray ema; /* moving average; data is NULL if ema_decay is 0 */
+    void *swap; /* device memory of DSVI_SWAP_BYTES for dsvi_zero_swap_ema; NULL without validation.ema */
 
     /* State in host memory. `master`, `moments` and `ema` then have the shards of the other buckets only. */
     int64_t hosted;                               /* buckets [0, hosted) wait in host memory; 0: none */
@@ -180,6 +184,10 @@ DsvStatus dsvi_zero_clear_moments(DsviZero *zero);
 int64_t dsvi_zero_host_elements(const DsviZero *zero);
 /* Computes the compute weights from the master weights. Call after dsvi_zero_store of the master weights. */
 DsvStatus dsvi_zero_refresh(DsviZero *zero);
+
+/* Exchanges the weights and their moving average, and computes the compute weights. A second call restores
+ * every bit. Needs the option validation.ema and a moving average. Called by all ranks, between steps. */
+DsvStatus dsvi_zero_swap_ema(DsviZero *zero);
 
 /* Call with the status of anything that used the weights. After a failure, waits until no transfer of this
  * rank is in progress, because transfers access memory that may be freed next. Returns `status` and keeps its

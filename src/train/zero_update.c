@@ -181,14 +181,47 @@ DsvStatus dsvi_zero_update(DsviZero *z, const DsviAdamwArgs *options)
     return dsvi_zero_wait_for_queue(z);
 }
 
+/* Converts a bucket that has been entered, and sends it to the other ranks. */
+static DsvStatus renew_bucket(DsviZero *z, int64_t bucket, bool changed)
+{
+    DSVI_TRY(convert_part(z, bucket, false));
+    DSVI_TRY(convert_part(z, bucket, true));
+    DSVI_TRY(dsvi_zero_state_leave(z, bucket, changed));
+    return dsvi_zero_publish(z, bucket);
+}
+
 DsvStatus dsvi_zero_refresh(DsviZero *z)
 {
     for (int64_t b = 0; b < z->shard.buckets; b++) {
         DSVI_TRY(dsvi_zero_state_enter(z, b));
-        DSVI_TRY(convert_part(z, b, false));
-        DSVI_TRY(convert_part(z, b, true));
-        DSVI_TRY(dsvi_zero_state_leave(z, b, false));
-        DSVI_TRY(dsvi_zero_publish(z, b));
+        DSVI_TRY(renew_bucket(z, b, false));
+    }
+    DSVI_TRY(dsvi_zero_state_end(z));
+    return dsvi_zero_wait_for_queue(z);
+}
+
+/* Exchanges this rank's shard of a bucket's weights and of their moving average. */
+static DsvStatus swap_bucket(DsviZero *z, int64_t bucket)
+{
+    DsviDevice *device = z->backend->device;
+    char *weights = (char *)state_floats(z, DSVI_STATE_MASTER, bucket);
+    char *average = (char *)state_floats(z, DSVI_STATE_EMA, bucket);
+    size_t bytes = (size_t)dsvi_shard_count(&z->shard, bucket) * sizeof(float);
+    for (size_t at = 0, piece; at < bytes; at += piece) {
+        piece = bytes - at < DSVI_SWAP_BYTES ? bytes - at : DSVI_SWAP_BYTES;
+        DSVI_TRY(device->copy(device->stream, z->swap, weights + at, piece));
+        DSVI_TRY(device->copy(device->stream, weights + at, average + at, piece));
+        DSVI_TRY(device->copy(device->stream, average + at, z->swap, piece));
+    }
+    return DSV_OK;
+}
+
+DsvStatus dsvi_zero_swap_ema(DsviZero *z)
+{
+    for (int64_t b = 0; b < z->shard.buckets; b++) {
+        DSVI_TRY(dsvi_zero_state_enter(z, b));
+        DSVI_TRY(swap_bucket(z, b));
+        DSVI_TRY(renew_bucket(z, b, true));
     }
     DSVI_TRY(dsvi_zero_state_end(z));
     return dsvi_zero_wait_for_queue(z);

@@ -180,15 +180,15 @@ void dsvi_dit_set_image(DsviDit *dit, const void *image, void *dimage);
 /* The training objective, which a forward pass computes instead of the output: the mean squared error of the
  * output. Device memory. */
 typedef struct DsviDitLoss {
-    const void *target;         /* (B, out_channels, F, H, W) acc; not read any more when the first block
-                                 * begins */
-    double grad_scale;          /* factor of the gradient, as DsviMseArgs.grad_scale (ops/flow.h) */
+    const void *target;          /* (B, out_channels, F, H, W) acc; not read any more when the first block
+                                  * begins */
+    double grad_scale;           /* factor of the gradient, as DsviMseArgs.grad_scale (ops/flow.h) */
     const double *sample_weight; /* host (B): further factor of each sample's gradient; NULL: all 1 */
-    const void *channel_weight; /* (out_channels) acc: factor of each latent channel's squared error; NULL:
-                                 * all 1 */
-    void *loss;                 /* (B) acc, overwritten: mean of the weighted (output - target)^2 over this
-                                 * rank's tokens. These are the fraction dsvi_dit_token_fraction of all
-                                 * tokens */
+    const void *channel_weight;  /* (out_channels) acc: factor of each latent channel's squared error; NULL:
+                                  * all 1 */
+    void *loss;                  /* (B) acc, overwritten: mean of the weighted (output - target)^2 over this
+                                  * rank's tokens. These are the fraction dsvi_dit_token_fraction of all
+                                  * tokens */
 } DsviDitLoss;
 
 /* The forward pass: computes the output (the velocity) or, if `output` is NULL, the loss and with
