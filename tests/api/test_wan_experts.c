@@ -176,7 +176,7 @@ static void each_expert_has_its_lora(void **state)
     make_model(0.6);
     train_expert("high", "run-high", high);
     assert_non_null(strstr(wan_case_log, "trains transformer at noise levels 0.6 to 1 (boundary_ratio=0.6); "
-                                     "flow_shift=3, the folder's scheduler has"));
+                                         "flow_shift=3, the folder's scheduler has"));
     check_bins("run-high", 6, 10);
     train_expert("low", "run-low", low);
     assert_non_null(strstr(wan_case_log, "trains transformer_2 at noise levels 0 to 0.6"));

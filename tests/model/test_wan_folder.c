@@ -122,6 +122,7 @@ static void variants_are_refused(void **state)
                                      "\"num_layers\": 1, \"ffn_dim\": 8, \"in_channels\": 36, "
                                      "\"out_channels\": 16}");
     DsviDitConfig config;
+    put_tensor("d/transformer/model.safetensors", "a");
     assert_ok(dsvi_wan_folder_config(find("d"), &config)); /* I2V-A14B */
     assert_int_equal(config.in_channels, 36);
     put("d/transformer/config.json", "{\"num_attention_heads\": 1, \"attention_head_dim\": 32, "
