@@ -62,7 +62,7 @@ static DsvStatus check_choice(const DsvConfig *settings, const DsviWanFolder *fo
 
 DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *context)
 {
-    DsviWanFolder folder;
+    DsviWanFolder folder = {0};
     bool found = false;
     if (settings->model_path[0] && dsvi_path_exists(settings->model_path))
         DSVI_TRY(dsvi_wan_folder_find(settings->model_path, settings, &folder, &found));
