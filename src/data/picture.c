@@ -34,7 +34,7 @@ static bool row_is_transparent(const AVFrame *frame, const AVPixFmtDescriptor *f
     return false;
 }
 
-/* Fails if a pixel is transparent: what is behind the pixel is unknown. Many opaque pictures have an alpha
+/* Fails if a pixel is transparent, because its background is unknown. Many opaque pictures have an alpha
  * channel. */
 static DsvStatus check_opaque(const AVFrame *frame, const char *path)
 {

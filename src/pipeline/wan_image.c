@@ -1,6 +1,6 @@
 /* Implements wan_image.h.
  *
- * An image-to-video transformer of Wan 2.2 takes, behind the channels of the latent, a mask and the latent of
+ * An image-to-video transformer of Wan 2.2 takes, after the channels of the latent, a mask and the latent of
  * a video that consists of the first picture, grey frames (zeros) and, if there is one, the last picture. The
  * mask has a channel for each frame of the video that a frame of the latent stands for: 1 for a picture, 0
  * for a grey frame. The first frame of the latent stands for the first frame of the video alone, so that all
@@ -60,8 +60,11 @@ static DsvStatus check_arguments(const DsviWanJob *job)
     const DsviDitConfig *config = &job->config;
     int64_t channels = config->in_channels, needed = 2 * job->latent.channels + job->shape.temporal;
     if (channels == config->out_channels && (a->image_path || a->last_image_path))
-        return DSVI_FAIL(DSV_E_USAGE, "%s: %s is a text-to-video model, which takes no picture",
-                         a->image_path ? a->image_path : a->last_image_path, a->folder->path);
+        return DSVI_FAIL(DSV_E_USAGE, "%s: %s is %s", a->image_path ? a->image_path : a->last_image_path,
+                         a->folder->path,
+                         a->folder->expand_timesteps
+                             ? "TI2V-5B of Wan 2.2, which dsv samples from text alone, without a picture"
+                             : "a text-to-video model, which takes no picture");
     if (channels == config->out_channels)
         return DSV_OK;
     if (!a->image_path)

@@ -82,8 +82,8 @@ typedef struct Round {
     int64_t *bound; /* (ranks + 1) scratch of send_clip */
 } Round;
 
-/* Returns the number of clips of the round that are written: one of each group, or in the last round of
- * prompts those that are left. */
+/* Returns the number of clips of the round that are written: one of each group, but in the last round
+ * only as many as prompts are left. */
 static int64_t clips_of(const Round *round)
 {
     int64_t groups = round->trainer->mesh.data_ranks, left = round->texts->prompts - round->number * groups;

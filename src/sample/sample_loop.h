@@ -27,7 +27,7 @@ typedef struct DsviSampleJob {
     const float *text;      /* host (L, text_dim): conditional text rows; NULL: unconditional */
     const float *null_text; /* host (L, text_dim): unconditional text rows, or those of a negative prompt */
     const float *noise;     /* host, shaped like the latent: noise to begin with; NULL: drawn from the seed */
-    /* A picture that the model takes in channels behind those of the latent, the same in all steps. */
+    /* A picture that the model takes in channels after those of the latent, the same in all steps. */
     int64_t image_channels; /* 0: none */
     const float *image;     /* host (image_channels, F, H, W) */
     const char *sampler;    /* "euler" or "unipc" */

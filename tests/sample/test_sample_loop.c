@@ -255,7 +255,7 @@ static void test_guidance_in_one_pass(void **unused)
     assert_memory_equal(once.pixels, twice.pixels, sizeof once.pixels);
 }
 
-/* The model gets the picture in each pass, behind the latent of each row. */
+/* The model gets the picture in each pass, after the latent of each row. */
 static void test_image(void **unused)
 {
     (void)unused;

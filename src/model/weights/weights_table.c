@@ -12,8 +12,8 @@
 #include "base/threads.h"
 
 enum { PLACE_MULTIPLE = 16 }; /* each parameter begins at a multiple of so many elements */
-/* Numbers of parameters: of each block, before and after the blocks; and of those that a model with image
- * rows has in addition, where IMAGE_POSITIONS counts the table of positions. */
+/* Numbers of parameters: of each block, before the blocks and after the blocks. A model with image rows has
+ * IMAGE_PER_BLOCK and IMAGE_BEFORE more, and IMAGE_POSITIONS if it has a table of positions. */
 enum { PER_BLOCK = 27, BEFORE = 12, AFTER = 3, IMAGE_PER_BLOCK = 5, IMAGE_BEFORE = 8, IMAGE_POSITIONS = 1 };
 enum { INIT_PIECE = 65536 }; /* random values that a thread draws at a time */
 
