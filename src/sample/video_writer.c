@@ -85,6 +85,9 @@ static DsvStatus open_encoder(Writer *w, const char *name, const Video *video, d
         e->flags |= AV_CODEC_FLAG_GLOBAL_HEADER;
     if (strcmp(name, "libx264") == 0) {
         av_opt_set(e->priv_data, "crf", X264_QUALITY, 0);
+        /* The macroblock tree of libx264 0.164 depends on what new memory holds, so that equal frames would
+         * not always give equal files. Files are about 14 % larger without the tree. */
+        av_opt_set(e->priv_data, "mbtree", "0", 0);
     } else {
         e->flags |= AV_CODEC_FLAG_QSCALE;
         e->global_quality = FF_QP2LAMBDA * MPEG4_QUALITY;

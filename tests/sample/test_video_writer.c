@@ -1,6 +1,7 @@
 /* Videos written and read back. */
 #include "sample/video_writer.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -48,6 +49,26 @@ static void every_size_is_written(void **state)
             free(back);
         }
     }
+}
+
+/* The same frames give the same bytes, whatever new memory holds. */
+static void equal_frames_give_equal_files(void **state)
+{
+    enum { FRAMES = 13, HEIGHT = 64, WIDTH = 96, FILES = 12 };
+    uint64_t first = 0, checksum;
+    float *pixels = video_alloc(FRAMES, HEIGHT, WIDTH);
+    (void)state;
+    for (int i = 0; i < 3 * FRAMES * HEIGHT * WIDTH; i++)
+        pixels[i] = (float)sin(0.3 * (i % WIDTH) + 0.01 * i + 0.7 * sin(i * 12.9898));
+    for (int file = 0; file < FILES; file++) {
+        mallopt(M_PERTURB, 37 * file); /* new memory is filled with a byte made of this number */
+        assert_ok(dsvi_video_write(scratch_path("equal.mp4"), pixels, FRAMES, HEIGHT, WIDTH, 8));
+        assert_ok(dsvi_file_checksum(scratch_path("equal.mp4"), &checksum));
+        first = file > 0 ? first : checksum;
+        assert_true(checksum == first);
+    }
+    mallopt(M_PERTURB, 0);
+    free(pixels);
 }
 
 /* Uniform colours, which compression does not change, are read back within the steps of 8 bits in YUV and
@@ -163,6 +184,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_size_is_written),
+        cmocka_unit_test(equal_frames_give_equal_files),
         cmocka_unit_test(colours_come_back),
         cmocka_unit_test(rates_and_containers_are_as_asked),
         cmocka_unit_test(the_same_frames_give_the_same_bytes),
