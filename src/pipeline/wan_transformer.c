@@ -5,7 +5,7 @@
 #include "device/carve.h"
 #include "sample/sampler.h"
 
-enum { TIMESTEPS = 1000 };
+enum { TIMESTEPS = 1000, PUBLISHED_SHIFT_T2V = 12, PUBLISHED_SHIFT_I2V = 5 };
 /* The rule for guided steps (saved_by_one_pass): FLOPs that a device does in the time in which it reads a
  * byte of weights, about 989e12 / 4.8e12 = 206 on an H200 in BF16; and the smallest fraction of a step that
  * is worth twice the memory of a pass. */
@@ -129,6 +129,7 @@ DsvStatus dsvi_wan_transformer_report_experts(const DsviWanJob *job)
     DsviSampler *sampler;
     const DsvConfig *settings = job->args->settings;
     double ratio = job->args->folder->boundary_ratio;
+    bool image = job->config.in_channels > job->config.out_channels;
     int64_t high = 0;
     if (!job->args->folder->two_experts)
         return DSV_OK;
@@ -140,9 +141,10 @@ DsvStatus dsvi_wan_transformer_report_experts(const DsviWanJob *job)
     dsvi_wan_log(
         job,
         "two experts, one on the device at a time: with boundary_ratio=%g and flow_shift=%g transformer "
-        "computes %lld of %lld steps, transformer_2 the others; the Wan repository uses flow_shift=12 for "
-        "T2V-A14B",
-        ratio, settings->flow_shift, (long long)high, (long long)settings->num_inference_steps);
+        "computes %lld of %lld steps, transformer_2 the others; the Wan repository uses flow_shift=%d for "
+        "%s-A14B",
+        ratio, settings->flow_shift, (long long)high, (long long)settings->num_inference_steps,
+        image ? PUBLISHED_SHIFT_I2V : PUBLISHED_SHIFT_T2V, image ? "I2V" : "T2V");
     return DSV_OK;
 }
 
