@@ -111,47 +111,55 @@ void dsvi_trainer_sizes_carve(DsviTrainer *t, DsviArena *arena)
     }
 }
 
-/* The lists of a size are made and used up within a pass. */
-void dsvi_trainer_sizes_carve_pass(DsviTrainer *t, DsviArena *arena)
+/* Lets the sizes take turns in the same memory of an arena. */
+static void carve_in_turns(DsviTrainer *t, DsviArena *arena, void (*carve)(DsviTrainerSize *, DsviArena *))
 {
     DsviArenaOverlay over = dsvi_arena_overlay_begin(arena);
     for (int64_t i = 0; i < t->size_count; i++) {
-        DsviTrainerSize *size = &t->sizes[i];
         if (i > 0)
             dsvi_arena_overlay_next(arena, &over);
-        size_t begin = arena->used;
-        dsvi_sparse_carve_lists(size->sparse, arena);
-        dsvi_dit_carve_pass(size->dit, arena);
-        size->pass_bytes = arena->used - begin;
-        DsviDitBuffers room = dsvi_dit_buffers(size->dit);
-        size->latents = room.latents;
-        size->noise = room.target;
-        size->grad = room.grad;
+        carve(&t->sizes[i], arena);
     }
     dsvi_arena_overlay_end(arena, &over);
+}
+
+static void carve_pass(DsviTrainerSize *size, DsviArena *arena)
+{
+    size_t begin = arena->used;
+    dsvi_sparse_carve_lists(size->sparse, arena);
+    dsvi_dit_carve_pass(size->dit, arena);
+    size->pass_bytes = arena->used - begin;
+    DsviDitBuffers room = dsvi_dit_buffers(size->dit);
+    size->latents = room.latents;
+    size->noise = room.target;
+    size->grad = room.grad;
+}
+
+static void carve_host_lists(DsviTrainerSize *size, DsviArena *arena)
+{
+    dsvi_sparse_carve_host(size->sparse, arena);
+}
+
+static void carve_host_kept(DsviTrainerSize *size, DsviArena *arena)
+{
+    dsvi_dit_carve_host(size->dit, arena);
+}
+
+/* The lists of a size are made and used up within a pass. */
+void dsvi_trainer_sizes_carve_pass(DsviTrainer *t, DsviArena *arena)
+{
+    carve_in_turns(t, arena, carve_pass);
     dsvi_trainer_use(t, t->main_size);
 }
 
 void dsvi_trainer_sizes_carve_host(DsviTrainer *t, DsviArena *arena)
 {
-    DsviArenaOverlay over = dsvi_arena_overlay_begin(arena);
-    for (int64_t i = 0; i < t->size_count; i++) {
-        if (i > 0)
-            dsvi_arena_overlay_next(arena, &over);
-        dsvi_sparse_carve_host(t->sizes[i].sparse, arena);
-    }
-    dsvi_arena_overlay_end(arena, &over);
+    carve_in_turns(t, arena, carve_host_lists);
 }
 
 void dsvi_trainer_sizes_carve_kept(DsviTrainer *t, DsviArena *arena)
 {
-    DsviArenaOverlay over = dsvi_arena_overlay_begin(arena);
-    for (int64_t i = 0; i < t->size_count; i++) {
-        if (i > 0)
-            dsvi_arena_overlay_next(arena, &over);
-        dsvi_dit_carve_host(t->sizes[i].dit, arena);
-    }
-    dsvi_arena_overlay_end(arena, &over);
+    carve_in_turns(t, arena, carve_host_kept);
 }
 
 const DsviTrainerSize *dsvi_trainer_sizes_largest(const DsviTrainer *t)

@@ -351,9 +351,9 @@ static void the_moving_average_is_sampled(void **state)
     assert_fails(DSV_E_USAGE, "validation.ema is true and ema_decay is 0", dsv_train(&settings, NULL, NULL));
 }
 
-/* dsv sample adds the LoRA to the weights, and training computes it beside them. The sums differ in their
- * last bits, which changes how few pixels are rounded, and with them what the video codec loses, about 1
- * step. */
+/* dsv sample merges the LoRA, which is stored in BF16, into the weights. Training multiplies with the LoRA's
+ * F32 matrices and adds the product to the layer's output. The clips are therefore similar, not equal: the
+ * mean distance was 1.4 steps of 8 bits when the bound was set, and 6.1 without the LoRA. */
 static void prompts_are_sampled_with_the_lora(void **state)
 {
     DsvConfig settings;

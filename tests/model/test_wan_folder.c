@@ -198,7 +198,7 @@ static void comfy(void **state)
     assert_part(find("c"), DSVI_WAN_VAE, "c/vae/wan_2.1_vae.safetensors");
 }
 
-/* Text encoder and tokenizer without the other parts. Two VAEs beside them do not matter. */
+/* Text encoder and tokenizer are found in a folder that lacks the other parts, or has two VAEs. */
 static void text_alone(void **state)
 {
     static const char ENCODER[] = "{\"model_type\": \"umt5\"}";
