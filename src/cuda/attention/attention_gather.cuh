@@ -78,9 +78,9 @@ __device__ __forceinline__ const char *chunk_of(Gatherer<DIM> g, const DsviHeads
     return reinterpret_cast<const char *>(rows_of<__nv_bfloat16>(rows, tile) + g.chunk * 8);
 }
 
-/* An entry of a key list: the number of a span, and the key's position in the span. Only listed_key combines
- * the two to the index of the key, so that no instruction waits for the load of `span` before the key is
- * needed. */
+/* An entry of a key list: the number of a span, with the bits LISTED_FIRST and LISTED_SECOND in a union of
+ * lists, and the key's position in the span. Only listed_key combines the two to the index of the key, so
+ * that no instruction waits for the load of `span` before the key is needed. */
 struct Listed {
     int span, rest;
 };
@@ -98,7 +98,7 @@ __device__ __forceinline__ Listed fetch_listed(const AttentionProblem &a, const 
 
 __device__ __forceinline__ int listed_key(const AttentionProblem &a, Listed listed)
 {
-    return listed.span * a.grain + listed.rest;
+    return (int)(listed.span & SPAN_BITS) * a.grain + listed.rest;
 }
 
 /* Returns the number of bytes between consecutive tokens; attention_list.cu has checked that the number fits

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "cuda/attention/attention_inverted.cuh"
+#include "cuda/attention/attention_union.cuh"
 #include "cuda/attention/attention_list.cuh"
 #include "cuda/common/cuda.h"
 
@@ -302,14 +303,35 @@ DsvStatus dsvi_cuda_attention_list_fwd(DsviStream *stream, const DsviAttentionAr
     return DSV_OK;
 }
 
+/* Bytes of the unions of lists that the backward pass on Hopper makes, after the sums of dK and dV. */
+static size_t attention_list_union_bytes(const DsviStream *stream, const DsviAttentionArgs *args,
+                                         const AttentionProblem &p)
+{
+    bool hopper = stream->capability == 90 && !p.alone && args->act == DSVI_BF16 && p.dim <= 128;
+    return hopper && args->lists ? dsvi::attention_union_bytes(p, args->lists->capacity) : 0;
+}
+
 size_t dsvi_cuda_attention_list_workspace(DsviStream *stream, const DsviAttentionArgs *args)
 {
     size_t sums = dsvi::attention_sums_bytes(stream, args->batch * args->heads, args->keys, args->head_dim);
     AttentionProblem p = dsvi::attention_list_problem_of(stream, args);
+    sums += attention_list_union_bytes(stream, args, p);
     bool inverts = stream->capability == 90 && args->lists && !p.alone && dsvi::spans_are_blocks(p) &&
                    !dsvi::attention_inverted_declines(stream, p);
     size_t inverted = inverts ? dsvi::attention_inverted_bytes(p) : 0;
     return sums > inverted ? sums : inverted;
+}
+
+/* The backward pass on Hopper that adds to the sums of dK and dV. */
+static DsvStatus attention_list_bwd_sm90(DsviStream *stream, const DsviAttentionArgs *args,
+                                         const AttentionProblem &p)
+{
+    AttentionProblem united = p;
+    char *after_sums = static_cast<char *>(args->workspace) +
+                       dsvi::attention_sums_bytes(stream, p.pairs, p.keys, p.dim);
+    if (attention_list_union_bytes(stream, args, p) > 0)
+        DSVI_TRY(dsvi::attention_unite_lists(stream, p, after_sums, &united));
+    return dsvi::attention_backward_sm90(stream, united);
 }
 
 DsvStatus dsvi_cuda_attention_list_bwd(DsviStream *stream, const DsviAttentionArgs *args)
@@ -343,7 +365,7 @@ DsvStatus dsvi_cuda_attention_list_bwd(DsviStream *stream, const DsviAttentionAr
         return DSV_OK;
     DSVI_TRY(dsvi::attention_clear_sums(stream, p));
     if (p.pairs > 0 && p.queries > 0)
-        DSVI_TRY(!why_portable           ? dsvi::attention_backward_sm90(stream, p)
+        DSVI_TRY(!why_portable           ? attention_list_bwd_sm90(stream, args, p)
                  : args->act == DSVI_F32 ? dsvi::attention_backward_f32(stream, p)
                                          : dsvi::attention_backward_bf16(stream, p));
     return dsvi::attention_finish_sums(stream, p, args->act, 0, 0);

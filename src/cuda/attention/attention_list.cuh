@@ -21,6 +21,10 @@
 
 namespace dsvi {
 
+/* An entry of a key list is the number of a span, which is less than 2^30. Two bits above are used by unions
+ * of lists (attention_union.cuh) and are 0 in all other lists. */
+constexpr uint32_t LISTED_FIRST = 1u << 30, LISTED_SECOND = 1u << 31, SPAN_BITS = LISTED_FIRST - 1;
+
 /* What a tail has besides the other fields of AttentionProblem (attention_tail.cuh). */
 struct AttentionTail {
     /* Of the arrays `bits` and `biases` one is NULL. */
@@ -45,6 +49,9 @@ struct AttentionProblem {
     int group, groups, grain; /* as in DsviLists; group is at most queries, grain at most keys */
     const int64_t *offsets;   /* as in DsviLists; NULL: every list contains all keys */
     const int32_t *spans;     /* as in DsviLists */
+    bool united; /* backward on Hopper: a group is two groups of 64 queries, its list is the union of their
+                  * lists, and the bits LISTED_FIRST and LISTED_SECOND of an entry of `spans` say which of the
+                  * two lists it */
     DsviHeads q, k, v, out, dout, dq, dk, dv;
     float *lse;   /* (B, N, Sq) log of the sum of exp(scores) of each query */
     bool chunks;  /* rows of q, k and v (in a backward pass also of out and dout) consist of whole 16-byte
@@ -129,7 +136,7 @@ __device__ __forceinline__ void find_list(const AttentionProblem &a, int group, 
     int64_t count = offset[1] - offset[0], beyond = 0;
     tile->spans = a.spans + offset[0];
     if (count > 0 && a.grain > 1)
-        beyond = ((int64_t)tile->spans[count - 1] + 1) * a.grain - a.keys;
+        beyond = ((int64_t)(tile->spans[count - 1] & SPAN_BITS) + 1) * a.grain - a.keys;
     tile->keys = (int)(count * a.grain - (beyond > 0 ? beyond : 0));
 }
 

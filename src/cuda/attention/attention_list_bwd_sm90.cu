@@ -17,8 +17,8 @@
  *                     left factors of dV and dK without a copy; dS also goes to shared memory, for dQ.
  *                     The two consumers share nothing but the tensor cores.
  *
- *     Wide    128 queries    groups of more than 64: a group of more than 128 has several tiles
- *     Narrow   64 queries    groups of up to 64
+ *     Wide    128 queries    groups of more than 64: a group of more than 128 has several tiles; two groups
+ * of 64 over the union of their lists (attention_union.cuh) Narrow   64 queries    groups of up to 64
  *
  * Time runs to the right. Chunk 3 uses the stage that is free after dQ of chunk 1, when STAGES is 2:
  *     producer     K, V 1 | K, V 2 |               dQ 1 | K, V 3 | dQ 2 | K, V 4 |                  dQ 3 ...
@@ -244,10 +244,10 @@ template <typename C> __device__ __forceinline__ Ring<C::STAGES> ring_at(uint32_
 
 /* Computes P and dS of a chunk of keys from the rows of K and V in a stage, and hands dS to the producer.
  * `written` is the number of chunks that this consumer has processed before; only the first `count` keys of
- * the chunk exist. */
+ * the chunk exist. `span` is, in lanes r and r + 16, the list entry of the warp's r-th key. */
 template <typename C>
 __device__ __forceinline__ void process_chunk(const AttentionProblem &a, Consumer<C> &m, Ring<C::STAGES> ring,
-                                              Factors<C> *factors, int count, uint32_t written)
+                                              Factors<C> *factors, int span, int count, uint32_t written)
 {
     const Barriers<C> barriers = m.memory.barriers;
     float s[C::QUERIES / 2], dp[C::QUERIES / 2];
@@ -263,6 +263,9 @@ __device__ __forceinline__ void process_chunk(const AttentionProblem &a, Consume
     products_wait<1>();
     hold(s);
     weigh(s, m.memory.base + C::LSE_AT, m.warp, m.lane, a.scale, count);
+    if constexpr (C::BLOCKS == 2)
+        if (a.united)
+            keep_listed(s, span, m.lane);
     hold(s);
     products_wait<0>();
     hold(dp);
@@ -291,7 +294,7 @@ __device__ __forceinline__ uint32_t process_tile(const AttentionProblem &a, Cons
         const Walk *walk = m.memory.walk(anew(number));
         int begin = chunk_begin<C>(*walk, left), count = agreed(walk->tile.keys - begin);
         Listed listed = fetch_listed(a, walk->tile, begin + min(16 * m.warp + m.lane % 16, count - 1));
-        process_chunk<C>(a, m, ring_at<C>(turn + number + 1), &factors, count, turn >> 1);
+        process_chunk<C>(a, m, ring_at<C>(turn + number + 1), &factors, listed.span, count, turn >> 1);
         listed.span = anew(listed.span);
         walk = m.memory.walk(anew(number));
         count = agreed(walk->tile.keys - chunk_begin<C>(*walk, left));

@@ -150,7 +150,7 @@ __device__ bool lists_are_local(const Ordering &o, const int64_t *offset)
         int64_t begin = offset[group], count = offset[group + 1] - begin;
         if (count == 0)
             continue;
-        float middle = (float)o.spans[begin + count / 2] / (float)o.full - 0.5f;
+        float middle = (float)(o.spans[begin + count / 2] & SPAN_BITS) / (float)o.full - 0.5f;
         lists += 1, sum += middle, squares += middle * middle;
     }
     lists = block_sum(lists, shared[0]), sum = block_sum(sum, shared[1]);

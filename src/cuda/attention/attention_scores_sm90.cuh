@@ -9,6 +9,7 @@
 
 #include <math.h>
 
+#include "cuda/attention/attention_list.cuh"
 #include "cuda/common/hopper.cuh"
 
 namespace dsvi::hopper {
@@ -67,6 +68,20 @@ __device__ __forceinline__ void weigh(float (&s)[N], uint32_t from, int warp, in
 #pragma unroll
     for (int i = 0; i < N; i++)
         s[i] = row + i / 2 % 2 * 8 < count ? s[i] : 0;
+}
+
+/* Sets the probabilities p of a chunk of keys and 128 queries to 0 where the half of the queries, 64 each,
+ * does not list the key. `span` is, in lanes r and r + 16, the list entry of the warp's r-th key, with the
+ * bits LISTED_FIRST and LISTED_SECOND (attention_list.cuh). */
+__device__ __forceinline__ void keep_listed(float (&p)[64], int span, int lane)
+{
+    uint32_t entry[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        entry[half] = (uint32_t)__shfl_sync(0xffffffffu, span, lane / 4 + 8 * half);
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        p[i] = entry[i / 2 % 2] & (i < 32 ? LISTED_FIRST : LISTED_SECOND) ? p[i] : 0;
 }
 
 /* Computes the gradients ds of the scores from `weight` (the probabilities) and dp (their gradients), and
