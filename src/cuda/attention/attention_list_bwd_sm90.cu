@@ -26,7 +26,7 @@
  *     consumer 1                   scores 2 | dV 2 to memory | dK 2 to memory | scores 4 | dV 4 ...
  * dV and dK are computed 64 columns at a time in two sets of 32 registers: one set is stored while the other
  * is multiplied. Each warp has its own staging buffer for its 16 keys. From there one bulk addition adds a
- * row to the sums, or all 16 rows where these are neighbours in memory (blocks of keys).
+ * row to the sums, or 8 or all 16 rows where these are neighbours in memory (runs and blocks of keys).
  *
  *     shared memory    Q, dO; STAGES x (K, V); dS of both consumers, a line for each key; staging buffers;
  *                      lse and delta of the queries; tiles, barriers, ticket
@@ -55,11 +55,12 @@ template <int DIM> using Narrow = Config<DIM, 64, DIM == 128 ? 3 : 4, DIM == 128
 /* State of one consumer warpgroup. */
 template <typename C> struct Consumer {
     Memory<C> memory;
-    int number;      /* 0 or 1: which of the two consumers this is */
-    int warp, lane;  /* index of the warp in the warpgroup, and of the lane in the warp */
-    bool issues;     /* this thread issues its warp's bulk additions */
-    bool contiguous; /* the F32 sums of a warp's 16 keys are contiguous: one bulk addition covers them */
-    uint32_t sent;   /* number of staging buffers whose additions the warp has issued so far */
+    int number;     /* 0 or 1: which of the two consumers this is */
+    int warp, lane; /* index of the warp in the warpgroup, and of the lane in the warp */
+    bool issues;    /* this thread issues its warp's bulk additions */
+    int neighbours; /* 1, 8 or 16: so many keys of a warp's 16 have neighbouring F32 sums, so that one bulk
+                     * addition covers them */
+    uint32_t sent;  /* number of staging buffers whose additions the warp has issued so far */
 
     __device__ uint32_t buffer() const
     {
@@ -126,10 +127,14 @@ __device__ __forceinline__ void send_buffer(const AttentionProblem &a, const Con
     char *sums = anew(reinterpret_cast<char *>(sums_of(a, 0, dv, place.pair)));
     uint32_t pitch = a.pitch * 4, keys[16];
     __syncwarp();
-    if (m.contiguous) {
+    if (m.neighbours > 1) {
         keys[0] = __shfl_sync(0xffffffffu, place.number, 0);
+        keys[1] = __shfl_sync(0xffffffffu, place.number, 8);
         if (m.issues && place.count > 0)
-            add_bulk(sums + (uint64_t)keys[0] * pitch, buffer, min(place.count, 16) * C::ROW_BYTES);
+            add_bulk(sums + (uint64_t)keys[0] * pitch, buffer, min(place.count, m.neighbours) * C::ROW_BYTES);
+        if (m.issues && m.neighbours == 8 && place.count > 8)
+            add_bulk(sums + (uint64_t)keys[1] * pitch, buffer + 8 * C::ROW_BYTES,
+                     min(place.count - 8, 8) * C::ROW_BYTES);
     } else {
 #pragma unroll
         for (int row = 0; row < 16; row++)
@@ -152,8 +157,8 @@ __device__ __forceinline__ void add_sums(const AttentionProblem &a, Consumer<C> 
                                          const Place &place, bool dv, int part)
 {
     uint32_t buffer = m.buffer();
-    int even = m.contiguous ? 2 * C::ROW_BYTES : C::ROW_BYTES;
-    int odd = m.contiguous ? C::ROW_BYTES : C::ODD_ROWS;
+    int even = m.neighbours > 1 ? 2 * C::ROW_BYTES : C::ROW_BYTES;
+    int odd = m.neighbours > 1 ? C::ROW_BYTES : C::ODD_ROWS;
     if (part == 0) {
         if (m.issues)
             bulk_wait_read<C::BUFFERS - 1>();
@@ -309,8 +314,8 @@ template <typename C>
 __device__ __forceinline__ void consume(const AttentionProblem &a, const Memory<C> &memory, int number)
 {
     int warp = agreed(threadIdx.x % WARPGROUP / WARP);
-    bool contiguous = a.pitch == C::DIM && (!a.offsets || a.grain % 16 == 0);
-    Consumer<C> m = {memory, number, warp, (int)threadIdx.x % WARP, elected(), contiguous, 0};
+    int neighbours = a.pitch != C::DIM ? 1 : !a.offsets || a.grain % 16 == 0 ? 16 : a.grain % 8 == 0 ? 8 : 1;
+    Consumer<C> m = {memory, number, warp, (int)threadIdx.x % WARP, elected(), neighbours, 0};
     uint32_t turn = 0;
     for (uint32_t tile = 0;; tile++) {
         barrier_wait(memory.barriers.tile_full(tile % TILES), tile / TILES & 1);
