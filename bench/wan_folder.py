@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Writes a Wan folder with random weights in BF16 and the sizes of a published model.
 
-    wan_folder.py FOLDER [--size 1.3b|14b|tiny] [--parts transformer,vae,...] [--tokenizer FOLDER]
+    wan_folder.py FOLDER [--size 1.3b|14b|i2v-a14b|ti2v-5b|tiny] [--parts transformer,vae,...]
+        [--tokenizer FOLDER]
 
 Weights are one block of random numbers, repeated and scaled: the same bytes each time, written as fast as
-the disk takes them. Outputs of layers have a variance of about 1. Without --tokenizer the folder has the
-small tokenizer of tests/golden, whose ids are below the size of the vocabulary."""
+the disk takes them. Outputs of layers have a variance of about 1. transformer_2 of a model of two experts is
+a link to transformer, so that both fit on a small disk; programs load the same bytes twice. Without
+--tokenizer the folder has the small tokenizer of tests/golden, whose ids are below the size of the
+vocabulary."""
 import argparse
 import json
 import pathlib
@@ -31,15 +34,23 @@ VAE = {"z_dim": 16, "temperal_downsample": [False, True, True], "attn_scales": [
        "latents_std": STD}
 XXL = {"vocab_size": 256384, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64}
 PUBLISHED_VAE = {"base_dim": 96, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2}
+VAE_22 = PUBLISHED_VAE | {"base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "is_residual": True,
+                          "in_channels": 12, "out_channels": 12, "patch_size": 2, "scale_factor_spatial": 16,
+                          "scale_factor_temporal": 4, "latents_mean": [0.0] * 48, "latents_std": [1.0] * 48}
+BLOCKS_14B = {"num_attention_heads": 40, "attention_head_dim": 128, "num_layers": 40, "ffn_dim": 13824}
 SIZES = {
     "1.3b": {
         "transformer": {"num_attention_heads": 12, "attention_head_dim": 128, "num_layers": 30,
                         "ffn_dim": 8960},
         "text_encoder": XXL, "vae": PUBLISHED_VAE},
     "14b": {
-        "transformer": {"num_attention_heads": 40, "attention_head_dim": 128, "num_layers": 40,
-                        "ffn_dim": 13824},
-        "text_encoder": XXL, "vae": PUBLISHED_VAE},
+        "transformer": BLOCKS_14B, "text_encoder": XXL, "vae": PUBLISHED_VAE},
+    "i2v-a14b": {
+        "transformer": BLOCKS_14B | {"in_channels": 36}, "text_encoder": XXL, "vae": PUBLISHED_VAE},
+    "ti2v-5b": {
+        "transformer": {"num_attention_heads": 24, "attention_head_dim": 128, "num_layers": 30,
+                        "ffn_dim": 14336, "in_channels": 48, "out_channels": 48},
+        "text_encoder": XXL, "vae": VAE_22},
     "tiny": {
         "transformer": {"num_attention_heads": 2, "attention_head_dim": 32, "num_layers": 2, "ffn_dim": 96,
                         "freq_dim": 32, "text_dim": 64},
@@ -49,17 +60,23 @@ SIZES = {
 }
 
 
+# What model_index.json says of a size besides its parts.
+EXPERTS = {"_class_name": "WanImageToVideoPipeline", "boundary_ratio": 0.9,
+           "transformer_2": ["diffusers", "WanTransformer3DModel"]}
+INDEX = {"i2v-a14b": EXPERTS, "ti2v-5b": {"expand_timesteps": True}}
+
+
 # ---- models without memory: they tell the names and shapes ----
 
 def transformer_of(sizes):
     from diffusers import WanTransformer3DModel
-    model = WanTransformer3DModel(**TRANSFORMER, **sizes)
+    model = WanTransformer3DModel(**TRANSFORMER | sizes)
     return model, described(model), "diffusion_pytorch_model"
 
 
 def vae_of(sizes):
     from diffusers import AutoencoderKLWan
-    model = AutoencoderKLWan(**VAE, **sizes)
+    model = AutoencoderKLWan(**VAE | sizes)
     return model, described(model), "diffusion_pytorch_model"
 
 
@@ -133,7 +150,7 @@ def write_part(folder, part, sizes, blocks):
     print(f"{folder}: {len(shapes)} tensors, {size / 1e9:.2f} GB", flush=True)
 
 
-def write_rest(folder, tokenizer):
+def write_rest(folder, tokenizer, index_of_size):
     from diffusers import UniPCMultistepScheduler
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True,
                                         flow_shift=3.0)
@@ -145,6 +162,9 @@ def write_rest(folder, tokenizer):
             shutil.copyfile(tokenizer / name, folder / "tokenizer" / name)
     index = json.loads((GOLDEN / "pipe_a" / "model_index.json").read_text())
     index["tokenizer"][1] = TOKENIZER["tokenizer_class"]
+    index |= index_of_size
+    if "transformer_2" in index_of_size and not (folder / "transformer_2").exists():
+        (folder / "transformer_2").symlink_to("transformer")
     (folder / "model_index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
@@ -161,7 +181,7 @@ def main():
     blocks = Blocks()
     for part in args.parts:
         write_part(args.folder / part, part, SIZES[args.size][part], blocks)
-    write_rest(args.folder, args.tokenizer)
+    write_rest(args.folder, args.tokenizer, INDEX.get(args.size, {}))
 
 
 if __name__ == "__main__":
