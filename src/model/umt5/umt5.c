@@ -32,7 +32,7 @@ struct DsviUmt5 {
     DsviUmt5Config config;
     DsviUmt5Options options;
     DsviUmt5Weights weights;
-    DsviUmt5Stager stager;
+    DsviTensorStager stager;
     bool streamed;
     int64_t reach;    /* distance from which on the position bias does not change, or that no two rows have */
     int64_t buffers;  /* layers that have device memory */
@@ -163,8 +163,8 @@ DsvStatus dsvi_umt5_fit(DsviBackend *backend, const DsviUmt5Config *config, cons
 static DsvStatus umt5_upload_layer(DsviUmt5 *e, int64_t layer, int64_t buffer)
 {
     for (int part = 0; part < DSVI_UMT5_MATRICES; part++)
-        DSVI_TRY(dsvi_umt5_stage(&e->stager, e->weights.set, e->weights.layers[layer][part], e->options.act,
-                                 e->layers[buffer].part[part]));
+        DSVI_TRY(dsvi_tensor_stage(&e->stager, e->weights.set, e->weights.layers[layer][part], e->options.act,
+                                   e->layers[buffer].part[part]));
     return DSV_OK;
 }
 
@@ -205,14 +205,14 @@ static DsvStatus umt5_prepare(DsviUmt5 *e, const char *path)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for lists of %lld layers and %lld rows", path,
                          (long long)e->buffers, (long long)e->options.rows);
     DSVI_TRY(dsvi_device_alloc_layout(device, umt5_carve, e, &e->memory));
-    DSVI_TRY(dsvi_umt5_stager_open(device, &e->stager));
+    DSVI_TRY(dsvi_tensor_stager_open(device, &e->stager));
     DSVI_TRY(umt5_upload_vectors(e));
     if (e->streamed)
         return DSV_OK;
     for (int64_t i = 0; i < e->config.num_layers; i++)
         DSVI_TRY(umt5_upload_layer(e, i, i));
     DSVI_TRY(device->sync(device->copies));
-    dsvi_umt5_stager_close(&e->stager);
+    dsvi_tensor_stager_close(&e->stager);
     return DSV_OK;
 }
 
@@ -240,7 +240,7 @@ void dsvi_umt5_close(DsviUmt5 **encoder)
         return;
     DsviDevice *device = e->backend->device;
     (void)device->sync(device->stream); /* after a failure, work that uses the memory may be under way */
-    dsvi_umt5_stager_close(&e->stager);
+    dsvi_tensor_stager_close(&e->stager);
     if (e->memory)
         device->mem_free(device, e->memory);
     dsvi_umt5_weights_close(&e->weights);

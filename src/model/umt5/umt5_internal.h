@@ -1,4 +1,4 @@
-/* Parts of the text encoder: shape and names of its weights, and how the weights come to the device. */
+/* Parts of the text encoder: shape and names of its weights. */
 #ifndef DSVI_UMT5_INTERNAL_H
 #define DSVI_UMT5_INTERNAL_H
 
@@ -6,6 +6,7 @@
 
 #include "model/umt5/umt5.h"
 #include "model/weights/tensor_set.h"
+#include "model/weights/tensor_stager.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -58,20 +59,6 @@ int64_t dsvi_umt5_bucket(const DsviUmt5Config *config, int64_t distance);
  */
 void dsvi_umt5_bias(const DsviUmt5Weights *weights, const DsviUmt5Config *config, int64_t layer,
                     int64_t reach, float *bias);
-
-/* Uploads parts of the mapped files through two pieces of pinned host memory: the threads convert one piece
- * while the other is copied to the device. */
-typedef struct DsviUmt5Stager {
-    DsviDevice *device;
-    void *pieces[2];
-    int64_t uploads;
-} DsviUmt5Stager;
-
-DsvStatus dsvi_umt5_stager_open(DsviDevice *device, DsviUmt5Stager *out);
-void dsvi_umt5_stager_close(DsviUmt5Stager *stager); /* waits for the copies */
-/* Uploads a tensor as `dtype` on the stream of copies. The last pieces may still be under way afterwards. */
-DsvStatus dsvi_umt5_stage(DsviUmt5Stager *stager, const DsviTensorSet *set, const DsviStoredTensor *tensor,
-                          DsviDtype dtype, void *device_dst);
 
 #ifdef __cplusplus
 }
