@@ -35,6 +35,9 @@ extern "C" {
  * `last_hidden_state` (B, L, d_model) is written, with zero rows where the mask is 0. The ones of a mask must
  * follow one another. With `grad` the call fails.
  *
+ * For an image encoder (CLIP), `pixel_values` (B, 3, H, W) is read, and `hidden_states` (B, R, hidden_size),
+ * the states before the last layer, is written. With `grad` the call fails.
+ *
  * For a VAE, `video` (B, 3, T, H, W) in [-1, 1], `latents_random` (B, z, T', H', W'), or both are read.
  * Written are `moments` (mean and log-variance of the posterior), `mode` (the mean), `latents_normalized` and
  * `decoded` (the mean, decoded) of the video, and `decoded_random`. With `grad` the call fails.

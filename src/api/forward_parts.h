@@ -24,6 +24,9 @@ DsvStatus dsvi_forward_dit(const DsviForwardFiles *files, bool grad, const DsvCo
 /* The text encoder, as dsvi_umt5_open takes it. */
 DsvStatus dsvi_forward_text(const DsviForwardFiles *files, bool grad, const DsvConfig *settings);
 
+/* The image encoder, as dsvi_clip_open takes it. */
+DsvStatus dsvi_forward_image(const DsviForwardFiles *files, bool grad, const DsvConfig *settings);
+
 /* The VAE, as dsvi_vae_open takes it. */
 DsvStatus dsvi_forward_vae(const DsviForwardFiles *files, bool grad, const DsvConfig *settings);
 

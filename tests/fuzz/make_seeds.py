@@ -471,6 +471,37 @@ def vae_config_seeds():
     yield "bad_std", json.dumps(VAE | {"latents_std": [1, 0]})
 
 
+VIT = {"model_type": "clip_vision_model", "hidden_size": 2, "num_attention_heads": 1, "intermediate_size": 1,
+       "num_hidden_layers": 1, "image_size": 2, "patch_size": 2, "hidden_act": "gelu"}
+
+
+def vit_tensors():
+    """A model of the width 2 for pictures of one patch."""
+    layer = "encoder.layers.0."
+    linear = {f"{layer}self_attn.{name}_proj": [2, 2] for name in ("q", "k", "v", "out")}
+    linear |= {f"{layer}mlp.fc1": [1, 2], f"{layer}mlp.fc2": [2, 1]}
+    norms = [f"{layer}layer_norm1", f"{layer}layer_norm2", "pre_layrnorm", "post_layernorm"]
+    shapes = {"embeddings.class_embedding": [2], "embeddings.patch_embedding.weight": [2, 3, 2, 2],
+              "embeddings.position_embedding.weight": [2, 2]}
+    for name, shape in linear.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    for name in norms:
+        shapes |= {f"{name}.weight": [2], f"{name}.bias": [2]}
+    return [(f"vision_model.{name}", "F16", shape, b"\0<" * math.prod(shape))
+            for name, shape in shapes.items()]
+
+
+def vit_seeds():
+    config, tensors = json.dumps(VIT), vit_tensors()
+    small = '{"size": {"shortest_edge": 3}, "crop_size": {"height": 2, "width": 2}}'
+    yield "good_small", parts(config, small, safetensors(tensors))
+    yield "good_defaults", parts(config, "{}", safetensors(tensors))
+    yield "bad_missing", parts(config, "{}", safetensors(tensors[:-1]))
+    yield "bad_number", parts(json.dumps(VIT | {"image_size": 1e300}), "{}", safetensors(tensors))
+    yield "bad_size", parts(config, '{"size": 0}', safetensors(tensors))
+    yield "bad_std", parts(config, '{"image_std": [0, 1, 1]}', safetensors(tensors))
+
+
 ENDING = "_seeds"  # <reader>_seeds above makes those of a reader
 READERS = {name.removesuffix(ENDING): make for name, make in list(globals().items()) if name.endswith(ENDING)}
 

@@ -37,6 +37,7 @@ import make_tail
 import make_tokenizer
 import make_umt5
 import make_vae
+import make_vit
 from golden_io import compare_folders
 
 SETS = [
@@ -57,6 +58,7 @@ SETS = [
     ("umt5", make_umt5.write),
     ("vae_a", make_vae.write_a),
     ("vae_b", make_vae.write_b),
+    ("vit", make_vit.write),
 ]
 
 
