@@ -55,23 +55,54 @@ static DsvStatus check_opaque(const AVFrame *frame, const char *path)
                        : DSV_OK;
 }
 
-DsvStatus dsvi_picture_read(const char *path, int64_t height, int64_t width, float *pixels,
-                            int64_t *shown_height, int64_t *shown_width)
+/* Checks that the file is an opaque picture, and finds its size. */
+static DsvStatus check_picture(const char *path, int64_t *height, int64_t *width)
 {
     DsvStatus status;
     DsviClipStream stream = {0};
     unsigned oddities;
-    const DsviClipWindow window = {
-        .fps = 1, .frames = 1, .height = height, .width = width, .crop_x = 0.5, .crop_y = 0.5};
     if (!dsvi_clip_is_picture(path))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: expected a picture whose name ends with .png, .jpg or .jpeg",
                          path);
     DSVI_TRY_GOTO(status, dsvi_clip_stream_open(path, &stream), done);
-    *shown_height = stream.height;
-    *shown_width = stream.width;
+    *height = stream.height;
+    *width = stream.width;
     DSVI_TRY_GOTO(status, dsvi_clip_colours(stream.frame, path, &oddities), done);
     DSVI_TRY_GOTO(status, check_opaque(stream.frame, path), done);
 done:
     dsvi_clip_stream_close(&stream);
-    return status == DSV_OK ? dsvi_clip_read(path, &window, pixels) : status;
+    return status;
+}
+
+/* The only frame of a picture, in this size. */
+static DsviClipWindow window_of(int64_t height, int64_t width)
+{
+    return (DsviClipWindow){
+        .fps = 1, .frames = 1, .height = height, .width = width, .crop_x = 0.5, .crop_y = 0.5};
+}
+
+DsvStatus dsvi_picture_read(const char *path, int64_t height, int64_t width, float *pixels,
+                            int64_t *shown_height, int64_t *shown_width)
+{
+    const DsviClipWindow window = window_of(height, width);
+    DSVI_TRY(check_picture(path, shown_height, shown_width));
+    return dsvi_clip_read(path, &window, pixels);
+}
+
+DsvStatus dsvi_picture_read_rgb(const char *path, uint8_t **rgb, int64_t *height, int64_t *width)
+{
+    int64_t covered;
+    *rgb = NULL;
+    DSVI_TRY(check_picture(path, height, width));
+    const DsviClipWindow window = window_of(*height, *width);
+    uint8_t *bytes = malloc((size_t)(*height * *width * 3));
+    if (!bytes)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for %lld x %lld pixels", path, (long long)*width,
+                         (long long)*height);
+    DsvStatus status = dsvi_clip_read_rgb(path, &window, *height, *width, bytes, &covered);
+    if (status == DSV_OK)
+        *rgb = bytes;
+    else
+        free(bytes);
+    return status;
 }

@@ -16,6 +16,10 @@ extern "C" {
 DsvStatus dsvi_picture_read(const char *path, int64_t height, int64_t width, float *pixels,
                             int64_t *shown_height, int64_t *shown_width);
 
+/* Reads a picture in its own size. *rgb receives its bytes (height, width, 3), which the caller frees; NULL
+ * after a failure. Fails as dsvi_picture_read. */
+DsvStatus dsvi_picture_read_rgb(const char *path, uint8_t **rgb, int64_t *height, int64_t *width);
+
 #ifdef __cplusplus
 }
 #endif

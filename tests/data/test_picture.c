@@ -28,6 +28,26 @@ static void a_picture_of_the_size_keeps_its_values(void **state)
     free(wanted);
 }
 
+static void bytes_are_read_in_the_picture_s_own_size(void **state)
+{
+    enum { HEIGHT = 13, WIDTH = 22 };
+    float *wanted = make_png(scratch_path("bytes.png"), HEIGHT, WIDTH);
+    int64_t height, width;
+    uint8_t *rgb;
+    (void)state;
+    assert_ok(dsvi_picture_read_rgb(scratch_path("bytes.png"), &rgb, &height, &width));
+    assert_int_equal(height, HEIGHT);
+    assert_int_equal(width, WIDTH);
+    for (int i = 0; i < HEIGHT * WIDTH; i++)
+        for (int c = 0; c < 3; c++)
+            assert_int_equal(rgb[3 * i + c], dsvi_video_byte(wanted[c * HEIGHT * WIDTH + i]));
+    free(rgb);
+    free(wanted);
+    assert_fails(DSV_E_NOT_FOUND, "absent.png",
+                 dsvi_picture_read_rgb(scratch_path("absent.png"), &rgb, &height, &width));
+    assert_null(rgb);
+}
+
 /* A picture of 64 x 16 for 8 x 8: scaled to 32 x 8, of which columns 12 to 19 are in the middle. */
 static void the_middle_is_cropped(void **state)
 {
@@ -131,6 +151,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_picture_of_the_size_keeps_its_values),
+        cmocka_unit_test(bytes_are_read_in_the_picture_s_own_size),
         cmocka_unit_test(the_middle_is_cropped),
         cmocka_unit_test(a_photograph_is_turned_upright),
         cmocka_unit_test(transparent_pixels_are_refused),
