@@ -43,7 +43,8 @@ typedef struct DsvSampleArgs {
     /** Image-to-video models: a picture (PNG or JPEG) of the clip's first frame. It is scaled to cover the
      * clip's height and width, and its middle is used. NULL for all other models. */
     const char *image_path;
-    const char *last_image_path; /**< image-to-video models: a picture of the last frame; or NULL */
+    /** A picture of the last frame, which FLF2V of Wan 2.1 needs and I2V-A14B of Wan 2.2 may have; or NULL */
+    const char *last_image_path;
     /** Published models: a safetensors file with the tensor `noise` (1, C, F, H, W) or (C, F, H, W), with
      * which sampling begins; NULL: noise is drawn from the option seed. */
     const char *noise_path;
@@ -73,8 +74,9 @@ void dsv_sample_args_defaults_sized(DsvSampleArgs *args, size_t bytes);
 
 /** Samples clips and writes them to files.
  *
- * With a published model the text encoder, the transformer and the VAE are loaded and freed one after
- * another. The options model.vae, model.text_encoder and model.tokenizer name parts that lie elsewhere.
+ * With a published model the text encoder, the image encoder of models that have one, the transformer and the
+ * VAE are loaded and freed one after another. The options model.vae, model.text_encoder and model.tokenizer
+ * name parts that lie elsewhere.
  *
  * @param args   model, texts and files
  * @param config width, height, num_frames, fps, sampler, guidance, steps, seed and device. Start from the

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "model/umt5/umt5.h"
 #include "model/vae/vae.h"
+#include "model/vit/vit.h"
 #include "model/weights/weights_files.h"
 #include "sample/scheduler_config.h"
 #include "text/tokenizer.h"
@@ -108,6 +109,30 @@ static DsvStatus inspect_text_encoder(const DsviInspection *to, DsviBackend *bac
     return inspect_census(to, path);
 }
 
+static DsvStatus inspect_image_encoder(const DsviInspection *to, const char *path)
+{
+    DsviVitConfig sizes;
+    DSVI_TRY(dsvi_vit_config_of(path, &sizes));
+    dsvi_inspect_print(to,
+                       "  CLIP, %" PRId64 " layers, %" PRId64 " heads x %" PRId64 ", %" PRId64
+                       " rows of %" PRId64 " for a picture; used to encode pictures",
+                       sizes.num_hidden_layers, sizes.num_attention_heads,
+                       sizes.hidden_size / sizes.num_attention_heads, dsvi_vit_rows(&sizes),
+                       sizes.hidden_size);
+    return inspect_census(to, path);
+}
+
+static DsvStatus inspect_image_processor(const DsviInspection *to, const char *path)
+{
+    DsviVitProcessor processor;
+    DSVI_TRY(dsvi_vit_processor_read(path, &processor));
+    dsvi_inspect_print(to,
+                       "  the shorter side becomes %" PRId64 " pixels, of which %" PRId64 " x %" PRId64
+                       " remain; used to prepare pictures",
+                       processor.shortest_edge, processor.crop, processor.crop);
+    return DSV_OK;
+}
+
 static DsvStatus inspect_tokenizer(const DsviInspection *to, const char *path)
 {
     static const char SAMPLE[] = "a cat";
@@ -147,6 +172,8 @@ static DsvStatus inspect_part(const DsviInspection *to, DsviBackend *backend, co
             DSVI_TRY(dsvi_wan_folder_check_text(folder, &config));
         return inspect_text_encoder(to, backend, path);
     case DSVI_WAN_TOKENIZER: return inspect_tokenizer(to, path);
+    case DSVI_WAN_IMAGE_ENCODER: return inspect_image_encoder(to, path);
+    case DSVI_WAN_IMAGE_PROCESSOR: return inspect_image_processor(to, path);
     default: return inspect_scheduler(to, path);
     }
 }
@@ -183,14 +210,13 @@ static DsvStatus open_checking_backend(DsviBackend *backend)
  * here. */
 static void list_refused(const DsviInspection *to, const DsviWanFolder *folder)
 {
-    static const char *const OTHERS[] = {"transformer_2", "image_encoder", "high_noise_model",
-                                         "low_noise_model"};
+    static const char *const OTHERS[] = {"transformer_2", "high_noise_model", "low_noise_model"};
     char path[DSVI_PATH_MAX];
     for (int part = 0; part < DSVI_WAN_PARTS; part++) {
         if (!folder->part[part][0] || !dsvi_path_exists(folder->part[part]))
             continue;
         dsvi_inspect_print(to, "%s: %s", dsvi_wan_part_name((DsviWanPart)part), folder->part[part]);
-        if (part <= DSVI_WAN_TEXT_ENCODER)
+        if (part <= DSVI_WAN_TEXT_ENCODER || part == DSVI_WAN_IMAGE_ENCODER)
             (void)print_census(to, folder->part[part], false);
     }
     for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++) {
@@ -216,10 +242,16 @@ DsvStatus dsvi_inspect_wan(const DsviInspection *to, const DsviWanFolder *folder
         dsvi_inspect_print(to,
                            "two experts (Wan 2.2 A14B): transformer from timestep %g on, transformer_2 below",
                            1000 * folder->boundary_ratio);
-    if (dsvi_wan_folder_config(folder, &config) == DSV_OK && config.in_channels > config.out_channels)
-        dsvi_inspect_print(to, "an image-to-video model: dsv sample needs --image, and takes --last-image");
+    bool read = dsvi_wan_folder_config(folder, &config) == DSV_OK;
+    if (read && config.in_channels > config.out_channels)
+        dsvi_inspect_print(to, "an image-to-video model: dsv sample needs --image%s",
+                           config.pos_embed_seq_len > 0 ? " and --last-image"
+                           : config.image_dim > 0       ? ""
+                                                        : ", and takes --last-image");
     for (int part = 0; part < DSVI_WAN_PARTS; part++) {
-        if (part == DSVI_WAN_TRANSFORMER_2 && !folder->two_experts)
+        bool of_pictures = part == DSVI_WAN_IMAGE_ENCODER || part == DSVI_WAN_IMAGE_PROCESSOR;
+        if ((part == DSVI_WAN_TRANSFORMER_2 && !folder->two_experts) ||
+            (of_pictures && !(read && config.image_dim > 0)))
             continue;
         parts++;
         unsound += !part_is_sound(to, &backend, folder, (DsviWanPart)part);
@@ -239,7 +271,11 @@ static DsviWanPart part_of_folder(const char *path)
         return DSVI_WAN_SCHEDULER;
     if (dsvi_path_join(file, path, "tokenizer_config.json") == DSV_OK && dsvi_path_exists(file))
         return DSVI_WAN_TOKENIZER;
-    return dsvi_umt5_is(path) ? DSVI_WAN_TEXT_ENCODER : DSVI_WAN_VAE;
+    if (dsvi_path_join(file, path, "preprocessor_config.json") == DSV_OK && dsvi_path_exists(file))
+        return DSVI_WAN_IMAGE_PROCESSOR;
+    return dsvi_umt5_is(path)  ? DSVI_WAN_TEXT_ENCODER
+           : dsvi_vit_is(path) ? DSVI_WAN_IMAGE_ENCODER
+                               : DSVI_WAN_VAE;
 }
 
 DsvStatus dsvi_inspect_wan_part(const DsviInspection *to, const char *path)
@@ -251,6 +287,8 @@ DsvStatus dsvi_inspect_wan_part(const DsviInspection *to, const char *path)
     snprintf(folder.path, sizeof folder.path, "%s", path);
     if (part == DSVI_WAN_SCHEDULER)
         DSVI_TRY(dsvi_path_join(folder.part[part], path, "scheduler_config.json"));
+    else if (part == DSVI_WAN_IMAGE_PROCESSOR)
+        DSVI_TRY(dsvi_path_join(folder.part[part], path, "preprocessor_config.json"));
     else
         snprintf(folder.part[part], sizeof folder.part[part], "%s", path);
     DSVI_TRY(open_checking_backend(&backend));

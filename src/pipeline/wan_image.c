@@ -72,6 +72,16 @@ static DsvStatus check_arguments(const DsviWanJob *job)
             DSV_E_USAGE,
             "%s is an image-to-video model, expected a picture of the first frame (--image FILE)",
             a->folder->path);
+    if (config->pos_embed_seq_len > 0 && !a->last_image_path)
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "%s makes a clip between two pictures, expected one of the last frame, too (--last-image FILE)",
+            a->folder->path);
+    if (config->image_dim > 0 && config->pos_embed_seq_len == 0 && a->last_image_path)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s: %s takes a picture of the first frame only, and not of the last frame, as "
+                         "FLF2V of Wan 2.1 and I2V-A14B of Wan 2.2 do",
+                         a->last_image_path, a->folder->path);
     if (channels != needed)
         return DSVI_FAIL(
             DSV_E_SHAPE,

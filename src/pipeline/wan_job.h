@@ -15,7 +15,7 @@ enum { DSVI_WAN_GROUP_CLIPS = 16 };
 
 /* Seconds of each part of the work, all clips together. */
 typedef struct DsviWanTimes {
-    double texts, image;      /* image: pictures are encoded, with the loading of the VAE */
+    double texts, image;      /* image: pictures are encoded, with the loading of VAE and image encoder */
     double loading, steps;    /* loading: of the transformer */
     double decoding, writing; /* decoding: with the loading of the VAE */
 } DsviWanTimes;
@@ -32,9 +32,13 @@ typedef struct DsviWanJob {
     bool text_streamed;                  /* the layers of the text encoder take turns on the device */
     uint64_t text_bytes, vae_bytes;      /* device memory of text encoder and VAE; 0: no text encoder */
     uint64_t image_bytes;                /* device memory of the VAE that encodes pictures; 0: none */
+    uint64_t encoder_bytes;              /* device memory of the image encoder; 0: none */
     float *noise;                        /* or NULL */
     float *first_picture, *last_picture; /* (3, H, W) of the clip's first and last frame; or NULL */
     float *image; /* (in_channels - out_channels, F, H, W) of the latent: the pictures, encoded; or NULL */
+    int64_t image_len; /* image rows that the transformer attends, those of all pictures together; 0: none */
+    float *pixels;     /* (pictures, 3, side, side) as the image encoder takes them; or NULL */
+    float *image_rows; /* (image_len, image_dim) the image encoder's states; or NULL */
     float *rows, *negative_rows;          /* (text_len, text_dim) of the present clip, and of all clips */
     float *latents[DSVI_WAN_GROUP_CLIPS]; /* (elements) of each clip of the group */
     DsviSparseUseMean

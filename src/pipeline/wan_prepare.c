@@ -4,6 +4,7 @@
 #include "base/host.h"
 #include "model/vae/vae.h"
 #include "pipeline/wan_image.h"
+#include "pipeline/wan_image_rows.h"
 #include "pipeline/wan_job.h"
 #include "pipeline/wan_latents.h"
 #include "sample/clip_writer.h"
@@ -157,5 +158,6 @@ DsvStatus dsvi_wan_prepare(DsviWanJob *job)
         DSVI_TRY(check_transformer(job, DSVI_WAN_TRANSFORMER_2));
     DSVI_TRY(check_text_encoder(job));
     DSVI_TRY(check_vae(job));
-    return dsvi_wan_image_prepare(job);
+    DSVI_TRY(dsvi_wan_image_prepare(job));
+    return dsvi_wan_image_rows_prepare(job);
 }

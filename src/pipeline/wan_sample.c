@@ -12,6 +12,7 @@
 #include "ops/gemm_peak.h"
 #include "pipeline/wan_comment.h"
 #include "pipeline/wan_image.h"
+#include "pipeline/wan_image_rows.h"
 #include "pipeline/wan_latents.h"
 #include "pipeline/wan_transformer.h"
 #include "sample/clip_writer.h"
@@ -70,7 +71,11 @@ static DsvStatus estimate(DsviWanJob *job)
                      (double)job->vae_bytes / GIB);
     else
         dsvi_wan_log(job, "after it the VAE takes %.2f GiB", (double)job->vae_bytes / GIB);
-    if (job->image_bytes > 0)
+    if (job->encoder_bytes > 0)
+        dsvi_wan_log(job,
+                     "before it the image encoder takes %.2f GiB, and the VAE %.2f GiB to encode the picture",
+                     (double)job->encoder_bytes / GIB, (double)job->image_bytes / GIB);
+    else if (job->image_bytes > 0)
         dsvi_wan_log(job, "before it the VAE takes %.2f GiB to encode the picture",
                      (double)job->image_bytes / GIB);
     dsvi_wan_log(
@@ -118,6 +123,7 @@ static DsvStatus sample_group(DsviWanJob *job, int64_t first, int64_t count)
             .seed = (uint64_t)a->settings->seed,
             .noise = job->noise,
             .image = job->image,
+            .image_rows = job->image_rows,
             .text = job->rows,
             .negative = job->negative_rows,
             .before = first + i,
@@ -237,6 +243,7 @@ DsvStatus dsvi_wan_sample(const DsviWanSampleArgs *args)
     since = dsvi_clock_seconds();
     DSVI_TRY_GOTO(status, encode_texts(&job), done);
     dsvi_wan_add_seconds(&job.times.texts, &since);
+    DSVI_TRY_GOTO(status, dsvi_wan_image_rows_encode(&job), done);
     DSVI_TRY_GOTO(status, dsvi_wan_image_encode(&job), done);
     dsvi_wan_add_seconds(&job.times.image, &since);
     DSVI_TRY_GOTO(status, run_groups(&job), done);
@@ -248,6 +255,7 @@ done:
     for (int i = 0; i < DSVI_WAN_GROUP_CLIPS; i++)
         free(job.latents[i]);
     dsvi_wan_image_free(&job);
+    dsvi_wan_image_rows_free(&job);
     free(job.noise);
     free(job.rows);
     free(job.negative_rows);

@@ -1,5 +1,5 @@
-/* Samples clips with a published model. The text encoder, the transformer and the VAE are loaded and freed in
- * turn, so that the device never holds two of them. */
+/* Samples clips with a published model. The text encoder, the image encoder, the transformer and the VAE are
+ * loaded and freed in turn, so that the device never holds two of them. */
 #ifndef DSVI_WAN_SAMPLE_H
 #define DSVI_WAN_SAMPLE_H
 

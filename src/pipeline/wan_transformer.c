@@ -78,6 +78,7 @@ static DsvStatus plan_transformer(DsviWanJob *job, bool together, bool *fits)
                              .expert_context = job,
                              .boundary = a->folder->boundary_ratio * TIMESTEPS,
                              .image = job->config.in_channels > job->config.out_channels,
+                             .image_len = job->image_len,
                              .guided_batch = together},
         &job->generator));
     job->room = (DsviSampleRoom){.path = a->folder->path,
@@ -100,7 +101,8 @@ static double saved_by_one_pass(const DsviWanJob *job)
                           .frames = job->latent.frames,
                           .height = job->latent.height,
                           .width = job->latent.width,
-                          .text_len = job->config.text_len};
+                          .text_len = job->config.text_len,
+                          .image_len = job->image_len};
     double pass = dsvi_dit_flops_gemm(&job->config, &shape) + dsvi_dit_flops_attention(&job->config, &shape);
     double reading = FLOPS_PER_BYTE * (double)job->table.parameters *
                      (double)dsvi_dtype_size(dsvi_dit_act(settings));

@@ -17,6 +17,7 @@ struct DsviGenerator {
     DsviDit *dit;
     DsviSampleJob job;
     int64_t elements;                /* number of elements of the latent */
+    int64_t image_len;               /* DsviGeneratorArgs.image_len */
     float *zeros;                    /* (text_len, text_dim) */
     char sparse_path[DSVI_PATH_MAX]; /* DsviGeneratorArgs.sparse_path, or "" */
     DsviSparseUse use;
@@ -95,6 +96,8 @@ DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **o
     DSVI_TRY_GOTO(status, find_channels(job, config, args->image), fail);
     g->elements = job->latent.channels * job->latent.frames * job->latent.height * job->latent.width;
     job->text_elements = config->text_len * config->text_dim;
+    job->image_row_elements = args->image_len * config->image_dim;
+    g->image_len = args->image_len;
     job->sampler = g->settings.sampler;
     job->steps = settings->num_inference_steps;
     job->flow_shift = settings->flow_shift;
@@ -111,6 +114,7 @@ DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **o
         .height = job->latent.height,
         .width = job->latent.width,
         .text_len = config->text_len,
+        .image_len = args->image_len,
         .act = dsvi_dit_act(settings),
         .ffn_rows = FFN_ROWS,
         .lora = args->lora,
@@ -162,6 +166,8 @@ void dsvi_generator_carve_run(DsviGenerator *g, DsviArena *arena)
     job->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     job->text_rows = dsvi_arena_take(arena, DSVI_MEM_DATA,
                                      batch * (size_t)job->text_elements * sizeof(float));
+    job->image_memory = dsvi_arena_take(arena, DSVI_MEM_DATA,
+                                        batch * (size_t)job->image_row_elements * sizeof(float));
     dsvi_dit_carve_pass(g->dit, arena);
 }
 
@@ -194,6 +200,7 @@ static DsvStatus begin_clip(DsviGenerator *g, const DsviGeneratorClip *clip)
     job->seed = clip->seed;
     job->noise = clip->noise;
     job->image = clip->image;
+    job->image_rows = clip->image_rows;
     job->text = clip->text;
     job->null_text = clip->negative ? clip->negative : g->zeros;
     job->steps_before = clip->before * job->steps;
@@ -226,6 +233,7 @@ double dsvi_generator_flops(const DsviGenerator *g, bool guided)
         .height = g->job.latent.height,
         .width = g->job.latent.width,
         .text_len = g->config.text_len,
+        .image_len = g->image_len,
     };
     double pass = dsvi_dit_flops_gemm(&g->config, &shape) + dsvi_dit_flops_attention(&g->config, &shape);
     return (guided ? 2 : 1) * (double)g->job.steps * pass;

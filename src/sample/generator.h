@@ -42,6 +42,8 @@ typedef struct DsviGeneratorArgs {
     double boundary;   /* timestep, 0 to 1000 */
     bool image;        /* the model takes channels of a picture beside those of the latent, as
                         * DsviGeneratorClip.image holds them */
+    int64_t image_len; /* rows of an image that the model attends beside the text, as
+                        * DsviGeneratorClip.image_rows holds them; 0: it takes none */
     bool guided_batch; /* guided steps evaluate the model in one pass over a batch of two, which takes more
                         * memory than two passes; all clips must then be guided */
 } DsviGeneratorArgs;
@@ -69,11 +71,12 @@ const DsviSparseUse *dsvi_generator_sparse_use(const DsviGenerator *generator);
 /* The inputs of one clip. */
 typedef struct DsviGeneratorClip {
     uint64_t seed;
-    const float *noise;    /* host, shaped like the latent; NULL: drawn from the seed */
-    const float *text;     /* host (text_len, text_dim), or NULL for an unconditional sample */
-    const float *image;    /* with DsviGeneratorArgs.image: host (channels beside the latent's, F, H, W) */
-    const float *negative; /* host (text_len, text_dim): text to steer away from; NULL: rows of zeros */
-    int64_t before, after; /* clips sampled before and after this one, for the progress report */
+    const float *noise;      /* host, shaped like the latent; NULL: drawn from the seed */
+    const float *text;       /* host (text_len, text_dim), or NULL for an unconditional sample */
+    const float *image;      /* with DsviGeneratorArgs.image: host (channels beside the latent's, F, H, W) */
+    const float *image_rows; /* with image_len: host (image_len, image_dim) */
+    const float *negative;   /* host (text_len, text_dim): text to steer away from; NULL: rows of zeros */
+    int64_t before, after;   /* clips sampled before and after this one, for the progress report */
 } DsviGeneratorClip;
 
 /* Samples and decodes one clip. */

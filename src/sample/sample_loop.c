@@ -61,6 +61,23 @@ static DsvStatus upload_input(const Walk *w, int64_t first, const float *from, i
     return DSV_OK;
 }
 
+/* Uploads the pictures that the model takes, which are the same in all steps. */
+static DsvStatus upload_image(const Walk *w)
+{
+    const DsviSampleJob *job = w->job;
+    DsviDevice *device = job->backend->device;
+    size_t bytes = (size_t)job->image_row_elements * sizeof(float);
+    if (job->image_channels > 0)
+        DSVI_TRY(upload_input(w, w->elements, job->image, w->inputs - w->elements));
+    if (bytes == 0)
+        return DSV_OK;
+    for (int64_t b = 0; b < job->batch; b++)
+        DSVI_TRY(device->upload(device->stream, (char *)job->image_memory + (size_t)b * bytes,
+                                job->image_rows, bytes));
+    dsvi_dit_set_image(job->dit, job->image_memory, NULL);
+    return DSV_OK;
+}
+
 /* Evaluates the model on the latents and timesteps on the device, for job->batch rows of text. Downloads the
  * velocities, one array for each row, and waits until the downloads are complete. */
 static DsvStatus sample_loop_evaluate(const Walk *w, const float *const *text, float *const *velocity)
@@ -159,8 +176,7 @@ static DsvStatus sample_loop_walk(const Walk *w)
         memcpy(w->state, job->noise, (size_t)w->elements * sizeof *w->state);
     else
         dsvi_rng_fill_normal(rng, 0, w->state, w->elements);
-    if (job->image_channels > 0)
-        DSVI_TRY(upload_input(w, w->elements, job->image, w->inputs - w->elements));
+    DSVI_TRY(upload_image(w));
     for (int64_t i = 0; i < job->steps; i++) {
         if (w->events->stop && w->events->stop(w->events->context))
             return DSVI_FAIL(DSV_E_INTERRUPTED, "stopped after %lld of %lld sampling steps", (long long)i,

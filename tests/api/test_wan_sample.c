@@ -483,8 +483,7 @@ static void keep_text(void *context, const char *text)
 static void inspection_of_a_refused_model(void **state)
 {
     static const char *const PARTS[] = {"transformer", "transformer_2", "image_encoder"};
-    static const char INDEX[] = "{\"_class_name\": \"WanImageToVideoPipeline\", "
-                                "\"image_encoder\": [\"transformers\", \"CLIPVisionModel\"]}";
+    static const char INDEX[] = "{\"_class_name\": \"WanAnimatePipeline\"}";
     const float numbers[6] = {0};
     const DsviStoredTensor tensor = {.name = "patch_embedding.weight",
                                      .dtype = DSVI_F32,
@@ -503,12 +502,12 @@ static void inspection_of_a_refused_model(void **state)
         assert_ok(dsvi_safetensors_write(scratch_path(path), &tensor, 1, NULL, 0));
     }
     assert_ok(dsvi_file_write(scratch_path("i2v/model_index.json"), INDEX, sizeof INDEX - 1));
-    assert_fails(DSV_E_UNSUPPORTED, "an image-to-video model",
+    assert_fails(DSV_E_UNSUPPORTED, "a Wan Animate model",
                  dsv_inspect(scratch_path("i2v"), keep_text, &seen));
     assert_non_null(strstr(seen.log, "a published Wan model, laid out as diffusers"));
     assert_non_null(strstr(seen.log, "\ntransformer: "));
     assert_non_null(strstr(seen.log, "\ntransformer_2: "));
-    assert_non_null(strstr(seen.log, "\nimage_encoder: "));
+    assert_non_null(strstr(seen.log, "\nimage encoder: "));
     assert_non_null(strstr(seen.log, "1 tensors of F32 in 1 file, 6 numbers"));
 }
 

@@ -56,11 +56,12 @@ static inline void wan_case_index(const char *pipeline, const char *second, cons
     assert_ok(dsvi_file_write(scratch_path("model/model_index.json"), text, strlen(text)));
 }
 
-/* Makes the folder "model" of the scratch folder: transformers and scheduler of the golden folder `set`, all
- * other parts of pipe_a, and as index that of `set`. */
+/* Makes the folder "model" of the scratch folder: transformers, scheduler and image encoder of the golden
+ * folder `set`, all other parts of pipe_a, and as index that of `set`. */
 static inline void wan_case_make(const char *set)
 {
-    static const char *const OF_SET[] = {"transformer", "transformer_2", "scheduler", "model_index.json"};
+    static const char *const OF_SET[] = {"transformer",   "transformer_2",   "scheduler",
+                                         "image_encoder", "image_processor", "model_index.json"};
     char from[128], to[128];
     assert_ok(dsvi_folder_make(scratch_path("model")));
     for (size_t i = 0; i < sizeof OF_SET / sizeof *OF_SET; i++) {

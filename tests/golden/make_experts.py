@@ -34,6 +34,7 @@ CASES = [
 
 
 def write_expert(folder, random, config):
+    folder.mkdir(exist_ok=True)
     weights = make_dit.random_weights(random, config)
     weights["proj_out.weight"] *= 0.5
     stored = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
@@ -66,8 +67,6 @@ def sample(experts, random, case):
 
 def write(folder):
     random = Random(SEED)
-    for name in ("transformer", "transformer_2", "scheduler"):
-        (folder / name).mkdir(exist_ok=True)
     experts = [write_expert(folder / name, random, CONFIG) for name in ("transformer", "transformer_2")]
     scheduler_of("unipc").save_pretrained(folder / "scheduler")
     part = ["diffusers", "WanTransformer3DModel"]

@@ -96,8 +96,8 @@ static void variants_are_refused(void **state)
     static const char *const CASES[][3] = {
         {"d/model_index.json",
          "{\"_class_name\": \"WanImageToVideoPipeline\", \"image_encoder\": [\"transformers\", "
-         "\"CLIPVisionModel\"]}",
-         "image-to-video model with an image encoder"},
+         "\"SiglipVisionModel\"]}",
+         "image_encoder is a SiglipVisionModel instead of a CLIPVisionModel"},
         {"d/model_index.json", "{\"_class_name\": \"WanVACEPipeline\"}", "VACE"},
         {"d/model_index.json", "{\"_class_name\": \"StableDiffusionPipeline\"}", "StableDiffusionPipeline"},
         {"d/model_index.json",
@@ -125,6 +125,13 @@ static void variants_are_refused(void **state)
     put_tensor("d/transformer/model.safetensors", "a");
     assert_ok(dsvi_wan_folder_config(find("d"), &config)); /* I2V-A14B */
     assert_int_equal(config.in_channels, 36);
+    put("d/model_index.json", "{\"_class_name\": \"WanImageToVideoPipeline\", \"image_encoder\": "
+                              "[\"transformers\", \"CLIPVisionModel\"]}");
+    put("d/image_encoder/config.json", "{}");
+    put("d/image_processor/preprocessor_config.json", "{}");
+    assert_ok(dsvi_wan_folder_check(find("d"))); /* I2V and FLF2V of Wan 2.1 */
+    assert_part(find("d"), DSVI_WAN_IMAGE_ENCODER, "d/image_encoder");
+    assert_part(find("d"), DSVI_WAN_IMAGE_PROCESSOR, "d/image_processor/preprocessor_config.json");
     put("d/transformer/config.json", "{\"num_attention_heads\": 1, \"attention_head_dim\": 32, "
                                      "\"num_layers\": 1, \"ffn_dim\": 8, \"in_channels\": 33, "
                                      "\"out_channels\": 16}");

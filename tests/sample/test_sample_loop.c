@@ -4,17 +4,19 @@
 
 #include "sample/sample_loop.h"
 
-enum { ELEMENTS = 2 * 1 * 2 * 3, IMAGE = 1 * 2 * 3, TEXT = 4, STEPS = 5 };
+enum { ELEMENTS = 2 * 1 * 2 * 3, IMAGE = 1 * 2 * 3, ROWS = 2 * 4, TEXT = 4, STEPS = 5 };
 
 static const float some_image[IMAGE] = {6, 5, 4, 3, 2, 1};
+static const float some_rows[ROWS] = {1, 2, 4, 8, 16, 32, 64, 128};
 
 /* Replaces the transformer: it has one clean latent for each kind of text. */
 struct DsviDit {
     int64_t batch;
     int passes, guided_passes;
-    float clean[2]; /* without and with text */
-    float poison;   /* added to the output */
-    bool image;     /* takes a channel of a picture after those of the latent */
+    float clean[2];    /* without and with text */
+    float poison;      /* added to the output */
+    bool image;        /* takes a channel of a picture after those of the latent */
+    const float *rows; /* the image rows of the batch that dsvi_dit_set_image was given; NULL: none */
     double timesteps[2 * STEPS];
 };
 
@@ -45,9 +47,17 @@ DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timest
         const float *input = x + b * (ELEMENTS + (dit->image ? IMAGE : 0));
         if (dit->image)
             assert_memory_equal(input + ELEMENTS, some_image, sizeof some_image);
+        if (dit->rows)
+            assert_memory_equal(dit->rows + b * ROWS, some_rows, sizeof some_rows);
         evaluate(dit, input, t[b], rows + b * TEXT, v + b * ELEMENTS);
     }
     return DSV_OK;
+}
+
+void dsvi_dit_set_image(DsviDit *dit, const void *image, void *dimage)
+{
+    assert_null(dimage);
+    dit->rows = image;
 }
 
 DsvStatus dsvi_sparse_step_begin(DsviSparse *sparse, int64_t step, bool train)
@@ -274,6 +284,26 @@ static void test_image(void **unused)
     }
 }
 
+/* The model gets the image rows in each pass, the same for both kinds of text. */
+static void test_image_rows(void **unused)
+{
+    (void)unused;
+    for (int64_t batch = 1; batch <= 2; batch++) {
+        Scene s;
+        float memory[2 * ROWS] = {0};
+        set(&s);
+        s.job.image_row_elements = ROWS;
+        s.job.image_rows = some_rows;
+        s.job.image_memory = memory;
+        s.job.text = some_text;
+        s.job.guidance_scale = 3;
+        s.job.batch = s.dit.batch = batch;
+        assert_ok(run(&s));
+        assert_ptr_equal(s.dit.rows, memory);
+        assert_int_equal(s.dit.passes, 2 * STEPS);
+    }
+}
+
 /* Both passes of a guided step are measured if the sparse layer learns, and the blocks' densities are kept.
  */
 static void test_learning_sparse_layer(void **unused)
@@ -444,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_guidance_without_text),
         cmocka_unit_test(test_guidance_in_one_pass),
         cmocka_unit_test(test_image),
+        cmocka_unit_test(test_image_rows),
         cmocka_unit_test(test_learning_sparse_layer),
         cmocka_unit_test(test_two_experts),
         cmocka_unit_test(test_guidance_below_one),

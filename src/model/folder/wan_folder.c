@@ -18,9 +18,10 @@ static const DsviWanSearch TEXT_ENCODER = {DSVI_WAN_TEXT_ENCODER, "umt5", "t5"};
 const char *dsvi_wan_part_name(DsviWanPart part)
 {
     static const char *const NAMES[DSVI_WAN_PARTS] = {
-        [DSVI_WAN_TRANSFORMER] = "transformer",   [DSVI_WAN_VAE] = "VAE",
-        [DSVI_WAN_TEXT_ENCODER] = "text encoder", [DSVI_WAN_TOKENIZER] = "tokenizer",
-        [DSVI_WAN_SCHEDULER] = "scheduler",       [DSVI_WAN_TRANSFORMER_2] = "transformer_2",
+        [DSVI_WAN_TRANSFORMER] = "transformer",     [DSVI_WAN_VAE] = "VAE",
+        [DSVI_WAN_TEXT_ENCODER] = "text encoder",   [DSVI_WAN_TOKENIZER] = "tokenizer",
+        [DSVI_WAN_SCHEDULER] = "scheduler",         [DSVI_WAN_TRANSFORMER_2] = "transformer_2",
+        [DSVI_WAN_IMAGE_ENCODER] = "image encoder", [DSVI_WAN_IMAGE_PROCESSOR] = "image processor",
     };
     return NAMES[part];
 }
@@ -50,6 +51,8 @@ static const char *const PLACES[DSVI_WAN_PARTS] = {
     [DSVI_WAN_TOKENIZER] = "tokenizer",
     [DSVI_WAN_SCHEDULER] = "scheduler/scheduler_config.json",
     [DSVI_WAN_TRANSFORMER_2] = "transformer_2",
+    [DSVI_WAN_IMAGE_ENCODER] = "image_encoder",
+    [DSVI_WAN_IMAGE_PROCESSOR] = "image_processor/preprocessor_config.json",
 };
 
 static DsvStatus find_diffusers(DsviWanFolder *out)
@@ -283,7 +286,7 @@ static DsvStatus require_config(const DsviWanFolder *folder, DsviWanPart part)
     char config[DSVI_PATH_MAX];
     const char *path = folder->part[part];
     bool configured = part == DSVI_WAN_TRANSFORMER || part == DSVI_WAN_TRANSFORMER_2 ||
-                      part == DSVI_WAN_VAE || part == DSVI_WAN_TEXT_ENCODER;
+                      part == DSVI_WAN_VAE || part == DSVI_WAN_TEXT_ENCODER || part == DSVI_WAN_IMAGE_ENCODER;
     if (!configured || strcmp(folder->layout, "diffusers") != 0 || !dsvi_path_is_folder(path))
         return DSV_OK;
     DSVI_TRY(dsvi_path_join(config, path, "config.json"));
@@ -301,6 +304,8 @@ DsvStatus dsvi_wan_folder_require(const DsviWanFolder *folder, DsviWanPart part)
         [DSVI_WAN_TOKENIZER] = "; model.tokenizer=PATH names one elsewhere",
         [DSVI_WAN_SCHEDULER] = "",
         [DSVI_WAN_TRANSFORMER_2] = ", which model_index.json names beside boundary_ratio",
+        [DSVI_WAN_IMAGE_ENCODER] = ", which dsv reads in the layout of diffusers only",
+        [DSVI_WAN_IMAGE_PROCESSOR] = ", which dsv reads in the layout of diffusers only",
     };
     const char *pickle = folder->pickle[part], *name = dsvi_wan_part_name(part);
     if (folder->part[part][0])
@@ -339,7 +344,7 @@ static DsvStatus read_config(const DsviWanFolder *folder, DsviWanPart part, Dsvi
     return DSVI_FAIL(
         DSV_E_UNSUPPORTED,
         "%s: the transformer takes %lld and gives %lld channels, expected 16 and 16, 48 and 48 as "
-        "in TI2V-5B of Wan 2.2, or 36 and 16 as in I2V-A14B of Wan 2.2",
+        "in TI2V-5B of Wan 2.2, or 36 and 16 as in image-to-video models",
         transformer, (long long)out->in_channels, (long long)out->out_channels);
 }
 

@@ -1,11 +1,12 @@
 /* The parts of a published Wan model: transformer, VAE, text encoder, tokenizer and scheduler, found in the
  * layouts in which such models are distributed.
  *
- *     diffusers          model_index.json; transformer/ (and transformer_2/), vae/, text_encoder/,
- * tokenizer/, scheduler/ Wan repository     config.json (WanModel), diffusion_pytorch_model*.safetensors, the
- * VAE and the text encoder as files beside them, google/umt5-xxl/ ComfyUI            diffusion_models/, vae/
- * and text_encoders/ with one safetensors file per part; also the same files in one folder, and a file of
- * diffusion_models/ itself
+ * - diffusers: model_index.json; transformer/ (and transformer_2/), vae/, text_encoder/, tokenizer/,
+ *   scheduler/; image_encoder/ and image_processor/ of models that attend states of pictures
+ * - Wan repository: config.json (WanModel), diffusion_pytorch_model*.safetensors, the VAE and the text
+ * encoder as files beside them, google/umt5-xxl/
+ * - ComfyUI: diffusion_models/, vae/ and text_encoders/ with one safetensors file per part; also the same
+ *   files in one folder, and a file of diffusion_models/ itself
  *
  * In the last two layouts files are recognised by the tensors in them, not by their names. */
 #ifndef DSVI_WAN_FOLDER_H
@@ -26,7 +27,9 @@ typedef enum DsviWanPart {
     DSVI_WAN_TEXT_ENCODER,
     DSVI_WAN_TOKENIZER,
     DSVI_WAN_SCHEDULER,
-    DSVI_WAN_TRANSFORMER_2, /* the expert for low noise, of a model of two experts */
+    DSVI_WAN_TRANSFORMER_2,   /* the expert for low noise, of a model of two experts */
+    DSVI_WAN_IMAGE_ENCODER,   /* of models that attend states of pictures: Wan 2.1 I2V and FLF2V */
+    DSVI_WAN_IMAGE_PROCESSOR, /* how its pictures are prepared */
     DSVI_WAN_PARTS
 } DsviWanPart;
 

@@ -23,6 +23,7 @@ static const char *const CLASSES[][2] = {
     {"transformer_2", "WanTransformer3DModel"},
     {"vae", "AutoencoderKLWan"},
     {"text_encoder", "UMT5EncoderModel"},
+    {"image_encoder", "CLIPVisionModel"},
 };
 
 void dsvi_wan_refuse(DsviWanFolder *folder, const char *where, const char *variant)
@@ -32,8 +33,8 @@ void dsvi_wan_refuse(DsviWanFolder *folder, const char *where, const char *varia
     folder->refused = true;
     snprintf(
         folder->refusal, sizeof folder->refusal,
-        "%s: this is %s, which dsv does not support yet: only text-to-video models of Wan 2.1 and 2.2, and "
-        "image-to-video models of Wan 2.2",
+        "%s: this is %s, which dsv does not support yet: only text-to-video and image-to-video models of "
+        "Wan 2.1 and 2.2",
         where, variant);
 }
 
@@ -72,9 +73,6 @@ static void refuse_by_index(DsviWanFolder *folder, const cJSON *object)
     for (size_t i = 0; name && i < sizeof PIPELINES / sizeof *PIPELINES; i++)
         if (strcmp(name, PIPELINES[i][0]) == 0)
             dsvi_wan_refuse(folder, "model_index.json: _class_name", PIPELINES[i][1]);
-    if (wan_part_class(object, "image_encoder"))
-        dsvi_wan_refuse(folder, "model_index.json: image_encoder is set",
-                        "an image-to-video model with an image encoder (I2V or FLF2V of Wan 2.1)");
     if (!name || (strcmp(name, "WanPipeline") != 0 && strcmp(name, "WanImageToVideoPipeline") != 0)) {
         snprintf(phrase, sizeof phrase, "a pipeline of class %.64s", name ? name : "(none)");
         dsvi_wan_refuse(folder, "model_index.json", phrase);

@@ -2,8 +2,8 @@
  * what hidden_states[-2] of CLIPVisionModel of the package transformers is, and prepares pictures as that
  * package's CLIPImageProcessor does with Pillow.
  *
- * All weights are on the device: the published encoder (ViT-H) has 1.3 GB of them in BF16. The residual
- * stream is F32; matrix products and attention use `act`. */
+ * All weights are on the device: those that the published encoder (ViT-H) uses are 1.2 GB in BF16. The
+ * residual stream is F32; matrix products and attention use `act`. */
 #ifndef DSVI_VIT_H
 #define DSVI_VIT_H
 
