@@ -1,4 +1,6 @@
 """Code shared by the study's programs: clips, checkpoints, and the columns that identify a measured case."""
+import csv
+
 VIDEO = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg"}
 KEY = ["part", "selector", "order", "group", "chunk", "grain", "rank", "source", "format", "rule", "target"]
 
@@ -20,3 +22,22 @@ def checkpoints(folder):
     """{step: folder} in ascending order of steps."""
     found = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*")}
     return dict(sorted(found.items()))
+
+
+def steps_of(study, variant):
+    """The last step of a variant. `study` has "steps" of all variants, and "options", {variant: [key=value,
+    ...]}, in which max_train_steps is the variant's own."""
+    own = [option.split("=")[1] for option in study["options"].get(variant, [])
+           if option.startswith("max_train_steps=")]
+    return int(own[-1]) if own else study["steps"]
+
+
+def replace_rows(path, part, columns, rows):
+    """Writes a CSV whose first column is `part`. Rows of other parts stay."""
+    if path.exists():
+        with open(path, newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["part"] != part] + rows
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

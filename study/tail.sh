@@ -16,12 +16,10 @@
 # Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and one or several GPUs (GPUS=0,1).
 set -eu
 [ $# -ge 3 ] || { echo "usage: tail.sh OUT SECONDS SEEDS [PART]" >&2; exit 2; }
-begin=$(date +%s)
 out=$1 seconds=$2 seeds=$3 part=${4:-7m}
-here=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python3} dsv=${DSV:-$here/../build/cuda/dsv}
+. "$(dirname "$0")/part.sh"
 
-jobs=17 gpus=${GPUS:-0} alone= config=learn_gpu.yaml
+jobs=17 alone=
 size="--height 64 --width 512 --frames 93 --shapes 20" held=64
 settings="data.workers=4 data.cache_mb=2600 validation.clips=64"
 pairs="lists5 lists10 lists20 lists5-query64 lists5-query16 lists2-query16 lists5-key64 lists5-key16
@@ -47,9 +45,7 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     settings="data.workers=4 data.cache_mb=4000 validation.clips=16 height=128 width=128"
     settings="$settings train_batch_size=1"
     pairs="lists20 lists5-query64 lists5-query16" early= ;;
-cpu) config=learn_tiny.yaml clips=40 steps=60 trunk=30 jobs=2 gpus= held=8
-    size="--height 32 --width 64 --frames 31" settings= early=lists5-query64
-    dsv=${DSV:-$here/../build/cpu/dsv} ;;
+cpu) use_cpu; steps=60 trunk=30 jobs=2 early=lists5-query64 ;;
 *) echo "tail.sh: PART is $part, expected pilot, 7m, 100m, 100m-long or cpu" >&2; exit 2 ;;
 esac
 jobs=$((jobs * $(echo "${gpus:-0}" | tr , ' ' | wc -w)))
@@ -58,16 +54,9 @@ for name in $alone; do names=$names,$name; done
 for name in $pairs; do names=$names,$name,$name-finish; done
 for name in $early; do names=$names,$name-from10,$name-from10-finish; done
 
-# Clips 0 to held-1 are held out.
-clip_folder=$out/clips-$part runs=$out/$part
-"$python" "$here/moving_shapes.py" "$clip_folder" --clips $((clips + held)) $size
-held_out=$(seq -f 'shape-%06.0f.avi' -s , 0 $((held - 1)))
-echo "clips made in $(($(date +%s) - begin)) s"
-left=$((seconds - ($(date +%s) - begin) - 5))
-status=0
-"$python" "$here/learn.py" --dsv "$dsv" --clips "$clip_folder" --held-out "$held_out" --out "$runs" \
-    ${gpus:+--gpus $gpus} --config "$here/$config" --steps $steps --trunk $trunk --jobs $jobs --threads 1 \
-    --seeds "$seeds" --time-limit $left --variants $names validation.every=$((steps / 2)) $settings ||
-    status=$?
-"$python" "$here/learn_pack.py" "$runs" "$out/$part-$(echo "$seeds" | tr , -).tar.gz"
+clip_folder=$out/clips-$part status=0
+make_clips
+learn "$out/$part" --steps $steps --trunk $trunk --jobs $jobs --seeds "$seeds" --variants $names \
+    validation.every=$((steps / 2)) || status=$?
+pack "$out/$part" "$part"
 exit $status

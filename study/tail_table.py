@@ -20,11 +20,11 @@ differences in per cent.
 The last line says how far held-out loss of dense runs is above their training loss, both as means over noise
 levels. Needs numpy and matplotlib."""
 import argparse
-import csv
 import json
 import pathlib
 import tarfile
 
+from common import replace_rows
 from plotting import np, plt
 
 END = 0.1  # figures "at the end" of training are means over this fraction of the steps
@@ -40,10 +40,10 @@ class Run:
         tenth = max(1, int(END * steps))
         self.loss = np.array([line["loss"] for line in metrics])
         density = np.array([line["density"] for line in metrics])
-        sparse = density < 1
+        self.sparse = density < 1
         stands_in = tail_share(settings)
-        work = np.where(sparse, density + stands_in, 1)
-        self.work = work[sparse].mean() if sparse.any() else 1.0
+        work = np.where(self.sparse, density + stands_in, 1)
+        self.work = work[self.sparse].mean() if self.sparse.any() else 1.0
         self.work_of_run = work
         self.own = validation[-1]["loss"]
         dense = validation[-1]["dense_loss"]
@@ -157,9 +157,6 @@ def write_csv(path, part, runs, study):
     columns = ["part", "variant", "seed", "steps", "work", "own_loss", "dense_eval_loss", "train_loss",
                *(f"{what}_over_dense_percent" for what in FIGURES), "slope_percent", "gap_percent"]
     rows = []
-    if path.exists():
-        with open(path, newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["part"] != part]
     for variant, seeds in runs.items():
         differences = {what: over(runs, variant, what) for what in FIGURES}
         for place, (seed, run) in enumerate(seeds.items()):
@@ -167,10 +164,7 @@ def write_csv(path, part, runs, study):
                        *(differences[what][place] for what in FIGURES), run.slope, run.gap]
             rows.append(dict(zip(columns, [part, variant, seed, study["steps"],
                                            *(f"{value:.6g}" for value in figures)])))
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    replace_rows(path, part, columns, rows)
 
 
 def plot(path, runs, study):
@@ -229,4 +223,5 @@ def main():
     print("\n".join(lines))
 
 
-main()
+if __name__ == "__main__":
+    main()
