@@ -2,6 +2,7 @@
 """Trains one model under many rules of sparsity, with the same seed, data and steps, to compare losses.
 
     learn.py --dsv build/cpu/dsv --clips DIR --out runs/learn [--steps N] [--jobs J --threads T] [--gpus 0,1]
+    learn.py --dsv build/cpu/dsv --clips DIR --out runs/learn --plan FILE.json
     learn.py --list
 
 Every run is a folder OUT/VARIANT/seed-K with its own log.txt; learn_table.py makes a table and curves of all
@@ -15,7 +16,14 @@ With --trunk STEP the first STEP steps are trained once per seed, with dense att
 from its weights, optimizer moments and samples, so that they start when attention is already concentrated on
 few keys. Variants whose names end in -from10 continue from a tenth of the steps, and those in -scratch train
 all steps themselves. A variant VARIANT-finish continues VARIANT with dense attention for the last 15 % of the
-steps."""
+steps.
+
+A plan is a JSON file {"variants": {NAME: [option, ...]}, "measures": {NAME: VARIANT}} with variants in
+place of those of --list. max_train_steps among a variant's options is its own number of steps. A NAME of
+`measures`, which is also in `variants`, trains nothing: it measures the held-out loss of the finished run
+VARIANT with its own options, for example at other noise levels. Other keys of the plan are for the programs
+that make tables; study.json holds the plan. The endings -finish, -from10 and -scratch mean the same in a
+plan."""
 import argparse
 import csv
 import fnmatch
@@ -29,7 +37,7 @@ import subprocess
 import sys
 import time
 
-from common import clips_of
+from common import clips_of, steps_of
 
 HERE = pathlib.Path(__file__).resolve().parent
 GRACE_S = 120  # time to finish a step, or a batch of the held-out loss, and to write a checkpoint
@@ -195,18 +203,18 @@ def prepare(args):
     """Writes study.json and the lists of clips to OUT. Exits if OUT belongs to a study with other options."""
     train, held = split_clips(args.clips, args.held_out)
     study = {"steps": args.steps, "trunk": args.trunk, "settings": args.settings,
-             "config": args.config.read_text(),
+             "config": args.config.read_text(), "plan": args.plan,
              "train": [clip.name for clip in train], "held_out": [clip.name for clip in held]}
     path = args.out / "study.json"
     if path.exists():
         old = json.loads(path.read_text())
-        differs = [key for key, value in study.items() if old.get(key, 0) != value]
+        differs = [key for key, value in study.items() if (old.get(key) or None) != (value or None)]
         if differs:
             sys.exit(f"learn.py: {args.out} is a study of other {', '.join(differs)}: name another --out")
     args.out.mkdir(parents=True, exist_ok=True)
     # Jobs that share a GPU slow each other down, so their times are not used.
     times = not args.gpus or args.jobs <= len(args.gpus)
-    about = {"times": times, "options": variants(args.steps), "finish": FINISH}
+    about = {"times": times, "options": args.table, "finish": FINISH}
     path.write_text(json.dumps({**study, **about}, indent=1) + "\n")
     write_list(args.out / "train.csv", train)
     write_list(args.out / "held-out.csv", held)
@@ -232,15 +240,17 @@ class Run:
         self.folder = args.out / name / f"seed-{seed}"
         self.title = f"{name} seed {seed}"
         self.origin = origin
-        self.steps = args.steps - (origin.keeps if origin else 0)
+        self.last = steps_of({"steps": args.steps, "options": args.table}, name)
+        self.steps = self.last - (origin.keeps if origin else 0)
         self.keeps = None
         self.process = self.gpu = None
-        self.command = command_of(args, seed, self.folder) + variants(args.steps)[name] + args.settings
+        self.command = command_of(args, seed, self.folder) + args.table[name] + args.settings
 
     def keep(self, step):
         """Lets the run write a checkpoint at `step`, from which other runs continue."""
+        if self.keeps != step:
+            self.command += [f"checkpointing_steps={step}", "checkpoints_total_limit=0"]
         self.keeps = step
-        self.command += [f"checkpointing_steps={step}", "checkpoints_total_limit=0"]
         return self
 
     def checkpoint(self):
@@ -249,11 +259,11 @@ class Run:
     def ready(self):
         return not self.origin or self.origin.checkpoint().exists()
 
-    def finished(self, steps):
+    def finished(self):
         """True if the run wrote the held-out loss of its last step, which is its last output."""
         path = self.folder / "validation.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        return bool(lines) and json.loads(lines[-1])["step"] == steps
+        return bool(lines) and json.loads(lines[-1])["step"] == self.last
 
     def result(self):
         last = json.loads((self.folder / "validation.jsonl").read_text().splitlines()[-1])
@@ -282,12 +292,14 @@ class Run:
 
     def grow(self, folder):
         """Fills the folder of a run as if the run had trained this run's steps up to the checkpoint itself.
+        A held-out loss of the checkpoint's step is left out, because the other run may measure it otherwise.
         `latest` is written last; without it the next call fills the folder again."""
         for path in self.folder.glob("*.jsonl"):
+            last = self.keeps - (path.name == "validation.jsonl")
             with open(folder / path.name, "w") as copy:
                 for line in path.read_text().splitlines(keepends=True):
                     # the last line may be incomplete, because this run may be writing it
-                    if line.endswith("\n") and json.loads(line)["step"] <= self.keeps:
+                    if line.endswith("\n") and json.loads(line)["step"] <= last:
                         copy.write(line)
         checkpoint = self.checkpoint()
         shutil.copytree(checkpoint, folder / checkpoint.name, dirs_exist_ok=True)
@@ -307,11 +319,12 @@ class Trunk(Run):
         self.title = f"trunk seed {seed} to step {step}"
         self.origin = origin
         self.process = self.gpu = None
+        self.last, self.keeps = step, None
         self.steps = step - (origin.keeps if origin else 0)
         self.command = command_of(args, seed, self.folder) + args.settings + ["sparse.enabled=false"]
         self.keep(step)
 
-    def finished(self, _steps):
+    def finished(self):
         return self.checkpoint().exists()
 
     def result(self):
@@ -327,11 +340,11 @@ def command_of(args, seed, folder):
             f"max_train_steps={args.steps}", f"threads={args.threads}", "resume_from_checkpoint=latest"]
 
 
-def announce(run, steps, left):
+def announce(run, left):
     """Prints the result of a run whose process has ended. Returns True if the run failed."""
     seconds = time.monotonic() - run.started
     where = f" on GPU {run.gpu}" if run.gpu else ""
-    if run.finished(steps):
+    if run.finished():
         print(f"{run.title}: {run.result()}, {seconds:.0f} s{where}; {left} runs left", flush=True)
         return False
     if run.process.returncode in (130, 143):
@@ -383,12 +396,13 @@ def train(args, runs):
                     run.stop()
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
-                failed += announce(run, args.steps, len(waiting) + len(running))
-                pace += [(time.monotonic() - run.started) / run.steps] if run.finished(args.steps) else []
+                failed += announce(run, len(waiting) + len(running))
+                if run.finished() and run.steps > 0:
+                    pace.append((time.monotonic() - run.started) / run.steps)
     finally:
         stop_all(running)
     for run in running:
-        failed += announce(run, args.steps, len(waiting))
+        failed += announce(run, len(waiting))
     if waiting or running:
         print(f"{len(waiting) + len(running)} runs are unfinished; the same command continues them")
     return failed
@@ -396,7 +410,7 @@ def train(args, runs):
 
 def choose(args):
     """Runs in order: trunks, runs without a trunk, other runs seed by seed, then the runs of --once."""
-    table = variants(args.steps)
+    table = args.table
     patterns = (args.variants or []) + args.once
     unknown = [pattern for pattern in patterns if not fnmatch.filter(table, pattern)]
     if unknown:
@@ -413,7 +427,7 @@ def choose(args):
 
 def with_origins(args, plan):
     """The runs of `plan`, [(variant, seed)], and those that they continue: trunks first, then the longest."""
-    made = {}
+    made, measures = {}, args.plan.get("measures", {})
 
     def trunk(seed, step):
         if (seed, step) not in made:
@@ -425,7 +439,10 @@ def with_origins(args, plan):
     def run(name, seed):
         if (name, seed) not in made:
             origin = None
-            if name.endswith("-finish"):
+            if name in measures:
+                origin = run(measures[name], seed)
+                origin.keep(origin.last)
+            elif name.endswith("-finish"):
                 origin = run(name.removesuffix("-finish"), seed).keep(finish_step(args.steps))
             elif args.trunk and not name.endswith("-scratch"):
                 origin = trunk(seed, early_step(args) if name.endswith("-from10") else args.trunk)
@@ -451,6 +468,8 @@ def parse():
     parser.add_argument("--out", type=path, help="folder for the runs")
     parser.add_argument("--config", type=path, default=HERE / "learn.yaml",
                         help="configuration of model and data")
+    parser.add_argument("--plan", type=lambda name: json.loads(path(name).read_text()), default={},
+                        metavar="FILE", help="variants of this file in place of those of --list")
     parser.add_argument("--held-out", type=words, metavar="NAME,...",
                         help="names of held-out clips; default: every third clip")
     parser.add_argument("--variants", type=words, metavar="NAME,...",
@@ -467,6 +486,7 @@ def parse():
     parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="S", help="in seconds")
     parser.add_argument("--list", action="store_true", help="print the variants and their options")
     args = parser.parse_intermixed_args()
+    args.table = args.plan["variants"] if args.plan else variants(args.steps)
     if not args.list and not (args.dsv and args.clips and args.out):
         parser.error("--dsv, --clips and --out are required")
     return args
@@ -475,7 +495,7 @@ def parse():
 def main():
     args = parse()
     if args.list:
-        for name, settings in variants(args.steps).items():
+        for name, settings in args.table.items():
             print(f"{name:22} {' '.join(settings)}")
         return 0
     args.deadline = time.monotonic() + args.time_limit
@@ -484,7 +504,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     prepare(args)
     runs = choose(args)
-    left = [run for run in runs if not run.finished(args.steps)]
+    left = [run for run in runs if not run.finished()]
     print(f"{len(runs)} runs, {len(runs) - len(left)} of them finished", flush=True)
     return 1 if train(args, left) else 0
 

@@ -13,6 +13,8 @@ import pathlib
 import sys
 import tarfile
 
+from common import steps_of
+
 KEYS = ["step", "loss", "density", "captured_mass", "output_error", "step_ms", "loss_bins"]
 
 
@@ -40,14 +42,12 @@ def main():
         sys.exit(__doc__)
     out, packed = pathlib.Path(sys.argv[1]), 0
     study = (out / "study.json").read_text()
-    steps = json.loads(study)["steps"]
     with tarfile.open(sys.argv[2], "w:gz") as archive:
         add(archive, "study.json", study)
         for path in sorted(out.glob("*/seed-*/validation.jsonl")):
-            lines = path.read_text().splitlines()
-            if not lines or json.loads(lines[-1])["step"] != steps:
+            lines, name = path.read_text().splitlines(), path.parent.relative_to(out)
+            if not lines or json.loads(lines[-1])["step"] != steps_of(json.loads(study), name.parts[0]):
                 continue
-            name = path.parent.relative_to(out)
             metrics = (path.parent / "metrics.jsonl").read_text().splitlines()
             add(archive, f"{name}/validation.jsonl", "\n".join(lines) + "\n")
             add(archive, f"{name}/metrics.jsonl", "\n".join(map(short, metrics)) + "\n")

@@ -1,0 +1,35 @@
+#!/bin/sh
+# wall.sh OUT SECONDS SEEDS [PART]: dense training against training over lists with a tail at equal wall time,
+# at 16,384 tokens. Packs the losses into OUT/wall-PART-SEEDS.tar.gz, from which wall_table.py makes tables.
+#
+# OUT is a folder for clips and runs, SECONDS a limit of time, SEEDS numbers as in 0,1. PART is 7m (7 million
+# parameters, the default), or cpu: a tiny model on the CPU, which shows that everything works.
+# First a step of each kind is measured, one run at a time. Then runs of equal wall time (wall_plan.py) train,
+# all at a time. The same command continues a stopped part as long as OUT is there; it does not measure again.
+# Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and one or several GPUs (GPUS=0,1).
+set -eu
+[ $# -ge 3 ] || { echo "usage: wall.sh OUT SECONDS SEEDS [PART]" >&2; exit 2; }
+out=$1 seconds=$2 seeds=$3 part=${4:-7m}
+. "$(dirname "$0")/part.sh"
+
+case $part in
+7m) clips=160 held=32 steps=120 most=100000 size="--height 128 --width 512 --frames 93 --shapes 20"
+    settings="height=128 width=128 train_batch_size=1 validation.clips=32"
+    settings="$settings data.workers=4 data.cache_mb=3200" ;;
+cpu) use_cpu; steps=40 most=60 ;;
+*) echo "wall.sh: PART is $part, expected 7m or cpu" >&2; exit 2 ;;
+esac
+settings="$settings validation.every=0"
+clip_folder=$out/clips-wall-$part name=wall-$part status=0
+number=$(echo "$seeds" | tr , ' ' | wc -w)
+
+make_clips
+plan=$out/$name-plan.json times=$out/$name-times
+if [ ! -f "$plan" ]; then
+    "$python" "$here/wall_plan.py" times $steps "$times.json"
+    learn "$times" --plan "$times.json" --steps $steps --jobs 1 --seeds 0,1 validation.clips=1
+    "$python" "$here/wall_plan.py" train "$times" "$plan" --seconds "$(left)" --seeds "$number" --most $most
+fi
+learn "$out/$name" --plan "$plan" --steps $most --jobs $((3 * number)) --seeds "$seeds" || status=$?
+pack "$out/$name" "$name"
+exit $status

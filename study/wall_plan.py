@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Writes the plans of wall.sh for learn.py.
+
+    wall_plan.py times STEPS PLAN.json
+    wall_plan.py train TIMES PLAN.json --seconds S --seeds N [--most STEPS]
+
+`times` plans runs that each have the GPU alone, to measure a step. `train` reads their folder TIMES and plans
+the runs whose losses are compared. All take the same time with a GPU alone:
+
+    dense            steps of dense attention only
+    lists            dense attention for a tenth of the steps, then lists of 5 % of the keys with query tails
+    lists-dense-end  the same with dense attention in the last 15 % of the steps
+
+Every run begins at step 0, and its learning rate falls to 0 over its own steps. The dense run gets as many
+steps, at most --most, as let 3 runs for each of N seeds finish in about S seconds on one GPU. Needs only
+Python."""
+import argparse
+import json
+import pathlib
+import statistics
+
+RULE = ["sparse.order=cube", "sparse.grain=8", "sparse.group=64", "sparse.tail=query", "sparse.tail_chunk=64",
+        "sparse.target_mass=0", "sparse.target_density=0.05", "sparse.min_mass=0", "sparse.min_head_mass=0",
+        "sparse.max_density=1", "sparse.max_error=100", "sparse.max_head_error=100"]
+DENSE = ["sparse.enabled=false"]
+WARMUP, FINISH = 0.1, 0.15  # fractions of the steps that the sparse runs begin and end with dense attention
+USED = 0.8  # fraction of S that is planned; the rest is for starts of programs and held-out losses
+WINDOW = 20  # sparse.profile_every: so many steps contain one measurement of captured mass
+
+
+def time_variants(steps):
+    """`warmup` and `end` are steps of sparse runs with dense attention, at their beginning and end."""
+    return {"dense": DENSE, "warmup": RULE + [f"sparse.warmup_steps={steps + 1}"], "lists": RULE,
+            "end": RULE + ["sparse.dense_finish=1"]}
+
+
+def step_ms(folder):
+    """Median over seeds and windows of WINDOW steps of the mean time of a step, without the first window."""
+    means = []
+    for path in sorted(folder.glob("seed-*/metrics.jsonl")):
+        times = [json.loads(line)["step_ms"] for line in path.read_text().splitlines()]
+        means += [statistics.mean(times[at:at + WINDOW])
+                  for at in range(WINDOW, len(times) - WINDOW + 1, WINDOW)]
+    if not means:
+        raise SystemExit(f"wall_plan.py: {folder} has no run of at least {2 * WINDOW} steps")
+    return statistics.median(means)
+
+
+def train_plan(args):
+    times = {name: step_ms(args.times / name) for name in time_variants(0)}
+    steps = min(args.most, int(USED * args.seconds * 1000 / (3 * args.seeds * times["dense"])))
+    if steps < 1:
+        raise SystemExit(f"wall_plan.py: {args.seconds:.0f} s are too short for a step of each run")
+
+    def equal(finish):
+        """Steps that take as long as the dense run, if dense attention ends the fraction `finish` of them."""
+        mean = WARMUP * times["warmup"] + finish * times["end"] + (1 - WARMUP - finish) * times["lists"]
+        return round(steps * times["dense"] / mean)
+
+    def lists(number, *more):
+        return RULE + [f"max_train_steps={number}", f"sparse.warmup_steps={round(WARMUP * number)}", *more]
+
+    variants = {"dense": DENSE + [f"max_train_steps={steps}"], "lists": lists(equal(0)),
+                "lists-dense-end": lists(equal(FINISH), f"sparse.dense_finish={FINISH}")}
+    return {"variants": variants, "step_ms": times}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    path, verbs = pathlib.Path, parser.add_subparsers(required=True, dest="verb")
+    times = verbs.add_parser("times")
+    times.add_argument("steps", type=int)
+    train = verbs.add_parser("train")
+    train.add_argument("times", type=path)
+    for verb in (times, train):
+        verb.add_argument("plan", type=path)
+    train.add_argument("--seconds", type=float, required=True)
+    train.add_argument("--seeds", type=int, required=True)
+    train.add_argument("--most", type=int, default=100000)
+    args = parser.parse_args()
+    plan = train_plan(args) if args.verb == "train" else {"variants": time_variants(args.steps)}
+    args.plan.write_text(json.dumps(plan, indent=1) + "\n")
+    if args.verb == "train":
+        print("ms a step:", ", ".join(f"{name} {ms:.2f}" for name, ms in plan["step_ms"].items()))
+
+
+main()
