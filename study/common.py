@@ -1,5 +1,8 @@
 """Code shared by the study's programs: clips, checkpoints, and the columns that identify a measured case."""
 import csv
+import json
+import statistics
+import tarfile
 
 VIDEO = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mpg", ".mpeg"}
 KEY = ["part", "selector", "order", "group", "chunk", "grain", "rank", "source", "format", "rule", "target"]
@@ -30,6 +33,26 @@ def steps_of(study, variant):
     own = [option.split("=")[1] for option in study["options"].get(variant, [])
            if option.startswith("max_train_steps=")]
     return int(own[-1]) if own else study["steps"]
+
+
+def read_archive(path, file="validation"):
+    """(study.json, {(variant, seed): lines of FILE.jsonl}) of an archive of learn_pack.py."""
+    with tarfile.open(path) as archive:
+        study, runs = json.load(archive.extractfile("study.json")), {}
+        for name in archive.getnames():
+            if name.endswith(f"/{file}.jsonl"):
+                variant, seed, _ = name.split("/")
+                lines = archive.extractfile(name).read().splitlines()
+                runs[variant, int(seed.removeprefix("seed-"))] = [json.loads(line) for line in lines]
+    return study, runs
+
+
+def mean_text(values):
+    """Mean and standard deviation of differences in per cent."""
+    if not len(values):
+        return "-"
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):+.2f}{spread}"
 
 
 def replace_rows(path, part, columns, rows):

@@ -426,7 +426,8 @@ def choose(args):
 
 
 def with_origins(args, plan):
-    """The runs of `plan`, [(variant, seed)], and those that they continue: trunks first, then the longest."""
+    """The runs of `plan`, [(variant, seed)], and those that they continue: trunks first, then runs that only
+    measure, which wait for others, then the longest."""
     made, measures = {}, args.plan.get("measures", {})
 
     def trunk(seed, step):
@@ -451,7 +452,7 @@ def with_origins(args, plan):
 
     for name, seed in plan:
         run(name, seed)
-    return sorted(made.values(), key=lambda run: (not isinstance(run, Trunk), -run.steps))
+    return sorted(made.values(), key=lambda run: (not isinstance(run, Trunk), run.steps > 0, -run.steps))
 
 
 def parse():

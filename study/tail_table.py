@@ -20,11 +20,9 @@ differences in per cent.
 The last line says how far held-out loss of dense runs is above their training loss, both as means over noise
 levels. Needs numpy and matplotlib."""
 import argparse
-import json
 import pathlib
-import tarfile
 
-from common import replace_rows
+from common import mean_text, read_archive, replace_rows
 from plotting import np, plt
 
 END = 0.1  # figures "at the end" of training are means over this fraction of the steps
@@ -82,20 +80,13 @@ def gap(metrics, held_out):
     return 100 * (held_out[often].mean() / (sums[often] / counts[often]).mean() - 1)
 
 
-def read_archive(path, runs):
+def add_archive(path, runs):
     """Adds the runs of an archive to {variant: {seed: Run}}. Returns its study.json."""
-    with tarfile.open(path) as archive:
-        def lines(name):
-            return [json.loads(line) for line in archive.extractfile(name).read().splitlines()]
-
-        study = json.load(archive.extractfile("study.json"))
-        for name in archive.getnames():
-            if not name.endswith("/validation.jsonl"):
-                continue
-            variant, seed, _ = name.split("/")
-            settings = dict(option.split("=", 1) for option in study["options"][variant])
-            runs.setdefault(variant, {})[int(seed.removeprefix("seed-"))] = Run(
-                lines(name.replace("validation", "metrics")), lines(name), settings)
+    study, validation = read_archive(path)
+    metrics = read_archive(path, "metrics")[1]
+    for (variant, seed), lines in validation.items():
+        settings = dict(option.split("=", 1) for option in study["options"][variant])
+        runs.setdefault(variant, {})[seed] = Run(metrics[variant, seed], lines, settings)
     return study
 
 
@@ -119,13 +110,6 @@ def figure(of, run, what):
     return of.loss[end - max(1, int(END * len(run.loss))):end].mean()
 
 
-def text(values):
-    if not len(values):
-        return "-"
-    spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{values.mean():+.2f}{spread}"
-
-
 def main_table(runs, study):
     head = ["variant", "seeds", "work", "of the run", *FIGURES.values(), "slope, %"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
@@ -134,11 +118,11 @@ def main_table(runs, study):
         own = np.mean([run.work_of_run[first_own_step(variant, study):].mean() for run in seeds.values()])
         slope = np.mean([run.slope for run in seeds.values()])
         cells = [f"`{variant}`", str(len(seeds)), f"{work:.3f}", f"{own:.2f}",
-                 *(text(over(runs, variant, what)) for what in FIGURES), f"{slope:+.2f}"]
+                 *(mean_text(over(runs, variant, what)) for what in FIGURES), f"{slope:+.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     gaps = np.array([run.gap for run in runs["dense"].values()])
     losses = ", ".join(f"{run.own:.4f}" for run in runs["dense"].values())
-    lines += ["", f"Dense: held-out loss {losses}; {text(gaps)} % over training loss."]
+    lines += ["", f"Dense: held-out loss {losses}; {mean_text(gaps)} % over training loss."]
     return lines
 
 
@@ -204,7 +188,7 @@ def main():
     args = parser.parse_args()
     runs, studies = {}, []
     for path in args.archives:
-        studies.append(read_archive(path, runs))
+        studies.append(add_archive(path, runs))
         if any(studies[0][key] != studies[-1][key]
                for key in ("steps", "trunk", "config", "settings", "options")):
             raise SystemExit(f"tail_table.py: {path} has other steps or options than {args.archives[0]}")

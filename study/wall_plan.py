@@ -85,4 +85,5 @@ def main():
         print("ms a step:", ", ".join(f"{name} {ms:.2f}" for name, ms in plan["step_ms"].items()))
 
 
-main()
+if __name__ == "__main__":
+    main()

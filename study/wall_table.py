@@ -17,9 +17,9 @@ Needs numpy and matplotlib."""
 import argparse
 import pathlib
 
-from common import replace_rows, steps_of
+from common import mean_text, replace_rows, steps_of
 from plotting import np
-from tail_table import level_table, over, read_archive, text
+from tail_table import add_archive, level_table, over
 
 FIGURES = {"own": "own attention, %", "dense": "dense attention, %", "training": "training, %"}
 COLUMNS = ["part", "variant", "seed", "steps", "seconds", "own_loss", "dense_eval_loss", "train_loss",
@@ -46,7 +46,7 @@ def seeds_table(runs, studies):
                       for seed, run in of_seed.items()])
         cells = [f"`{variant}`", " to ".join(f"{number:,}" for number in (steps[0], steps[-1])[:len(steps)]),
                  f"{ms:.2f}", *(f"{of_seed[seed].own:.4f}" if seed in of_seed else "-" for seed in seeds),
-                 *(text(over(runs, variant, what)) for what in FIGURES)]
+                 *(mean_text(over(runs, variant, what)) for what in FIGURES)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -75,7 +75,7 @@ def main():
     runs, studies = {}, {}
     for path in args.archives:
         found = {}
-        study = read_archive(path, found)
+        study = add_archive(path, found)
         for variant, seeds in found.items():
             runs.setdefault(variant, {}).update(seeds)
             studies.update({(variant, seed): study for seed in seeds})

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""test_plans.py: the plans of study/wall.sh and study/experts.sh, how learn.py runs a plan, and the table of
+experts, with a program in place of dsv that writes the files of a run at once."""
+import json
+import math
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+STUDY = pathlib.Path(__file__).resolve().parents[2] / "study"
+sys.path.insert(0, str(STUDY))
+import experts_plan  # noqa: E402
+import experts_table  # noqa: E402
+
+# A run's held-out loss tells its last step and range of noise levels: 1 for the single model (which measures
+# itself in both ranges after its last step), 0.9 for experts of high noise, and 1.2 for those of low noise.
+DSV = """#!/usr/bin/env python3
+import json, pathlib, sys
+options = dict(word.split("=", 1) for word in sys.argv[3:])
+run, last = pathlib.Path(options["output_dir"]), int(options["max_train_steps"])
+if run.parent.name.startswith("trunk"):
+    last = int(options["checkpointing_steps"])  # learn.py stops it there
+low, high = (float(options.get(key, end)) for key, end in (("sigma_min", 0), ("sigma_max", 1)))
+single = run.parent.name.startswith("single")
+assert not run.parent.name.startswith("single-") or (run / "latest").read_text() == f"checkpoint-{last}\\n"
+loss = 1 if single else 0.9 if low > 0 else 1.2
+record = run / "validation.jsonl"
+if not record.exists() or f'"step": {last},' not in record.read_text():
+    levels = [{"sigma": low + (high - low) * (k + 0.5) / 10, "loss": loss} for k in range(10)]
+    with open(record, "a") as file:
+        file.write(json.dumps({"step": last, "loss": loss, "bins": levels}) + "\\n")
+(run / "metrics.jsonl").write_text(json.dumps({"step": last}) + "\\n")
+for step in {last, int(options.get("checkpointing_steps", last))}:
+    (run / f"checkpoint-{step}").mkdir(exist_ok=True)
+"""
+
+
+def call(program, *words):
+    done = subprocess.run([sys.executable, STUDY / program, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def option(options, key):
+    return next(word.split("=")[1] for word in options if word.startswith(f"{key}="))
+
+
+def test_wall_plan(work):
+    """All runs of a plan take the same time."""
+    times = {"dense": 20, "warmup": 24, "lists": 8, "end": 22}
+    for name, ms in times.items():
+        (work / "times" / name / "seed-0").mkdir(parents=True)
+        lines = [json.dumps({"step_ms": 500 if step < 20 else ms}) for step in range(60)]
+        (work / "times" / name / "seed-0" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    call("wall_plan.py", "train", work / "times", work / "wall.json", "--seconds", 300, "--seeds", 3)
+    variants = json.loads((work / "wall.json").read_text())["variants"]
+    steps = {name: int(option(options, "max_train_steps")) for name, options in variants.items()}
+    dense = steps["dense"] * times["dense"]
+    assert 0.7 * 300e3 < 9 * dense < 300e3, steps
+    for name, finish in (("lists", 0), ("lists-dense-end", 0.15)):
+        first = int(option(variants[name], "sparse.warmup_steps"))
+        assert abs(first - steps[name] / 10) <= 1, (name, first)
+        last = finish * steps[name]
+        took = first * 24 + last * 22 + (steps[name] - first - last) * 8
+        assert abs(took - dense) < 24, (name, took, dense)
+
+
+def test_share():
+    """share_below is the distribution that docs/configuration.md describes (flow_shift, logit_normal)."""
+    draw = random.Random(1)
+    levels = [1 / (1 + math.exp(-draw.gauss(0, 1))) for _ in range(20000)]
+    shifted = [experts_plan.SHIFT * u / (1 + (experts_plan.SHIFT - 1) * u) for u in levels]
+    for boundary in experts_plan.BOUNDARIES:
+        counted = sum(sigma < boundary for sigma in shifted) / len(shifted)
+        assert abs(counted - experts_plan.share_below(boundary)) < 0.015, (boundary, counted)
+
+
+def test_experts(work):
+    """Experts train as many steps as one model, and the table compares them at their own noise levels."""
+    (work / "clips").mkdir()
+    for k in range(3):
+        (work / "clips" / f"{k}.avi").touch()
+    (work / "dsv").write_text(DSV)
+    (work / "dsv").chmod(0o755)
+    call("experts_plan.py", 60, 20, work / "plan.json")
+    plan = json.loads((work / "plan.json").read_text())
+    for pair in plan["pairs"]:
+        steps = [int(option(plan["variants"][name], "max_train_steps")) for name in pair["experts"]]
+        assert sum(steps) - pair["trunk"] == 60, pair
+    call("learn.py", "--dsv", work / "dsv", "--clips", work / "clips", "--out", work / "runs", "--plan",
+         work / "plan.json", "--steps", 60, "--trunk", 20, "--jobs", 8, "--seeds", "0")
+    call("learn_pack.py", work / "runs", work / "runs.tar.gz")
+    study, runs = experts_table.read_archive(work / "runs.tar.gz")
+    assert set(name for name, _ in runs) == set(plan["variants"]), sorted(runs)
+    for pair in plan["pairs"]:
+        figures = experts_table.figures_of(experts_table.sides_of(pair, runs, 0))
+        share = experts_plan.share_below(pair["boundary"])
+        expected = {"high": -10, "low": 20, "drawn": 30 * share - 10, "alike": 30 * pair["boundary"] - 10}
+        assert all(abs(figures[what] - value) < 1e-6 for what, value in expected.items()), (pair, figures)
+    lines, rows = experts_table.tables("7m", study, runs)
+    assert len(rows) == len(plan["pairs"]) and any("+20.00" in line for line in lines), lines
+
+
+with tempfile.TemporaryDirectory(prefix="dsv-test-") as folder:
+    test_wall_plan(pathlib.Path(folder))
+    test_share()
+    test_experts(pathlib.Path(folder))
