@@ -36,18 +36,22 @@ DsvStatus conv_f32(DsviStream *stream, const ConvProblem &problem);
 /* Sets *refused instead of enqueuing work if TMA does not support the strides of x. */
 DsvStatus conv_sm90(DsviStream *stream, const ConvProblem &problem, bool *refused);
 
-/* Returns the smallest total width of tiles of `tile` columns that cover the channels of y. */
-inline int64_t covered(const ConvProblem &p, int tile)
-{
-    return ceil_div(p.out_channels, tile) * tile;
-}
+/* What a tile of y costs besides its channels, because it reads its pixels of x: about as much as so many
+ * channels. */
+constexpr int PIXELS_COST = 32;
 
-/* Returns which of the widths 32, 96 and 192 a tile should have: the one whose tiles cover the channels of y
- * with the fewest columns, and the largest of equals. */
-inline int tile_width(const ConvProblem &p)
+/* Returns which of the `widths`, ascending, tiles of y should have: the one that costs least. Few wide tiles
+ * may cost less than many narrow ones although they exceed the channels of y. */
+template <int N> int tile_width(const ConvProblem &p, const int (&widths)[N])
 {
-    int best = covered(p, 96) <= covered(p, 32) ? 96 : 32;
-    return covered(p, 192) <= covered(p, best) ? 192 : best;
+    int best = 0;
+    int64_t least = INT64_MAX;
+    for (int width : widths) {
+        int64_t cost = ceil_div(p.out_channels, width) * (width + PIXELS_COST);
+        best = cost <= least ? width : best;
+        least = cost <= least ? cost : least;
+    }
+    return best;
 }
 
 /* A place in the sum of an element: a tap and a channel. */

@@ -187,7 +187,7 @@ template <typename C> DsvStatus launch_conv_bf16(DsviStream *stream, const ConvP
 
 DsvStatus conv_bf16(DsviStream *stream, const ConvProblem &problem)
 {
-    int width = tile_width(problem);
+    int width = tile_width(problem, {Narrow::WIDTH, Middle::WIDTH, Wide::WIDTH});
     auto *launch = width == Wide::WIDTH     ? launch_conv_bf16<Wide>
                    : width == Middle::WIDTH ? launch_conv_bf16<Middle>
                                             : launch_conv_bf16<Narrow>;

@@ -353,10 +353,11 @@ DsvStatus conv_sm90(DsviStream *stream, const ConvProblem &p, bool *refused)
     *refused = p.kernel[1] > ROW_TAPS || p.stride[1] != 1 || p.stride[2] != 1 || !p.chunks;
     if (*refused)
         return DSV_OK;
-    int width = tile_width(p);
-    auto *launch = width == 192  ? launch_conv_sm90<Hopper<192>>
-                   : width == 96 ? launch_conv_sm90<Hopper<96>>
-                                 : launch_conv_sm90<Hopper<32>>;
+    int width = tile_width(p, {32, 96, 128, 192});
+    auto *launch = width == 192   ? launch_conv_sm90<Hopper<192>>
+                   : width == 128 ? launch_conv_sm90<Hopper<128>>
+                   : width == 96  ? launch_conv_sm90<Hopper<96>>
+                                  : launch_conv_sm90<Hopper<32>>;
     return launch(stream, p, refused);
 }
 
