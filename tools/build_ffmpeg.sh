@@ -32,7 +32,8 @@ decoders=h264,hevc,mpeg1video,mpeg2video,mpeg4,msmpeg4v2,msmpeg4v3,h263,flv,vp8,
     --disable-postproc --disable-everything --enable-zlib --enable-libdav1d \
     --enable-decoder=$decoders,apng,gif,prores,ffv1,rawvideo,wmv1,wmv2,wmv3,vc1,theora,dvvideo,dnxhd \
     --enable-encoder=mpeg4,mpeg2video,png,apng --enable-muxer=mp4,mov,image2,apng,avi,matroska \
-    --enable-demuxer=mov,matroska,avi,mpegts,mpegps,flv,asf,ogg,gif,apng,image2,mjpeg,h264,hevc,ivf \
+    --enable-demuxer=mov,matroska,avi,mpegts,mpegps,flv,asf,ogg,gif,apng,mjpeg,h264,hevc,ivf \
+    --enable-demuxer=image2,image_png_pipe,image_jpeg_pipe \
     --enable-parser=h264,hevc,mpeg4video,mpegvideo,vp8,vp9,av1,mjpeg,png,vc1,gif \
     --enable-bsf=extract_extradata,h264_mp4toannexb,hevc_mp4toannexb,vp9_superframe \
     --enable-protocol=file,pipe \
