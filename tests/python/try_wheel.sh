@@ -34,6 +34,10 @@ ffmpeg -v error -f lavfi -i testsrc=size=64x64:rate=16:duration=1 -c:v libx264 -
 "$folder/venv/bin/dsv" train data.path=clip.mp4 output_dir=run max_train_steps=2 model.num_layers=1 \
     threads=1 num_frames=5 height=32 width=32 num_inference_steps=2 >said 2>&1 || { cat said; exit 1; }
 [ -s run/samples/step-000002.mp4 ] || { echo "no sampled clip:"; cat said; exit 1; }
+mkdir pictures
+ffmpeg -v error -i clip.mp4 -frames:v 1 pictures/one.png -frames:v 1 pictures/two.jpg
+"$folder/venv/bin/dsv" train data.path=pictures output_dir=pictures-run max_train_steps=2 model.num_layers=1 \
+    threads=1 num_frames=1 height=32 width=32 >said 2>&1 || { cat said; exit 1; }
 "$folder/venv/bin/python" -c '
 import dsv
 assert [line["step"] for line in dsv.Run("run").metrics] == [1, 2]'
