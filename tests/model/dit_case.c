@@ -55,6 +55,17 @@ static DsvStatus acquire_weights(void *owner, DsviDitPass pass, int64_t bucket, 
     return DSV_OK;
 }
 
+/* Provides host memory for kept activations that wait there. */
+static void carve_kept(DitCase *c)
+{
+    DsviArena arena;
+    dsvi_arena_plan(&arena);
+    dsvi_dit_carve_host(c->dit, &arena);
+    assert_ok(c->backend.device->host_alloc(c->backend.device, arena.used, &c->host_memory));
+    dsvi_arena_bind(&arena, c->host_memory, arena.used);
+    dsvi_dit_carve_host(c->dit, &arena);
+}
+
 static void open_case(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
                       int threads, const DsvConfig *settings)
 {
@@ -74,6 +85,9 @@ static void open_case(DitCase *c, const DsviDitConfig *config, const DsviDitShap
         assert_ok(dsvi_sparse_create(&c->backend, settings, &sparse_shape, NULL, NULL, &c->sparse));
     }
     assert_ok(dsvi_dit_create(&c->backend, config, &c->table, shape, c->sparse, &c->dit));
+    if (c->kept)
+        dsvi_dit_keep_blocks(c->dit, c->kept);
+    carve_kept(c);
     dsvi_arena_plan(&arena);
     carve(c, &arena);
     assert_ok(c->backend.device->mem_alloc(c->backend.device, arena.used, &c->memory));
@@ -107,12 +121,21 @@ void dit_case_open_lora(DitCase *c, const DsviDitConfig *config, const DsviDitSh
     open_case(c, config, shape, isa, 2, NULL);
 }
 
+void dit_case_open_kept(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape,
+                        const DsviDitKept *kept)
+{
+    memset(c, 0, sizeof *c);
+    c->kept = kept;
+    open_case(c, config, shape, "auto", 2, NULL);
+}
+
 void dit_case_close(DitCase *c)
 {
     dsvi_dit_free(&c->dit);
     dsvi_sparse_free(&c->sparse);
     dsvi_param_table_free(&c->table);
     c->backend.device->mem_free(c->backend.device, c->memory);
+    c->backend.device->host_free(c->backend.device, c->host_memory);
     dsvi_cpu_close(&c->backend);
 }
 

@@ -17,7 +17,8 @@ typedef struct DitCase {
     DsviDit *dit;
     int64_t in_elements, out_elements, text_elements, image_elements; /* of the arrays of the whole batch */
 
-    void *memory;
+    const DsviDitKept *kept; /* NULL: what the shape says */
+    void *memory, *host_memory;
     DsviDitWeights weights; /* with shape.grad_begin the gradients are in memory that the model has planned */
     /* arrays of dtype acc */
     void *latents, *timestep, *text, *image, *target, *output, *doutput, *loss, *dlatents, *dtext, *dimage;
@@ -31,6 +32,9 @@ void dit_case_open(DitCase *c, const DsviDitConfig *config, const DsviDitShape *
 /* As dit_case_open, with dense attention, two threads and the LoRA shape->lora, whose matrices are `lora`. */
 void dit_case_open_lora(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape, const char *isa,
                         const DsviDitWeights *lora);
+/* As dit_case_open, with dense attention, two threads and what each block keeps: (num_layers). */
+void dit_case_open_kept(DitCase *c, const DsviDitConfig *config, const DsviDitShape *shape,
+                        const DsviDitKept *kept);
 void dit_case_close(DitCase *c);
 
 /* Copies the flat host array (table.elements) to the weights. */

@@ -199,12 +199,20 @@ DsvStatus dsvi_dit_create(DsviBackend *backend, const DsviDitConfig *config, con
     dit->bucket = calloc((size_t)table->buckets, sizeof *dit->bucket);
     dit->lora_bucket = calloc((size_t)table->buckets, sizeof *dit->lora_bucket);
     dit->host_kept = calloc(3 * layers, sizeof *dit->host_kept);
+    dit->kept = calloc(layers, sizeof *dit->kept);
+    dit->number = calloc(layers + 1, sizeof *dit->number);
+    DsviDitKept *uniform = calloc(layers, sizeof *uniform);
     if (!dit->params.blocks || !dit->residual || !dit->host_kept || !dit->saved || !dit->bucket ||
-        !dit->lora_bucket) {
+        !dit->lora_bucket || !dit->kept || !dit->number || !uniform) {
+        free(uniform);
         dsvi_dit_free(&dit);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a model of %zu blocks", layers);
     }
     find_params(dit);
+    for (size_t block = 0; block < layers; block++)
+        uniform[block] = (DsviDitKept){shape->keep, shape->offload};
+    dsvi_dit_keep_blocks(dit, uniform);
+    free(uniform);
     *out = dit;
     return DSV_OK;
 }
@@ -216,6 +224,8 @@ void dsvi_dit_free(DsviDit **dit)
     free((*dit)->params.blocks);
     free((*dit)->residual);
     free((*dit)->host_kept);
+    free((*dit)->kept);
+    free((*dit)->number);
     free((*dit)->saved);
     free((*dit)->bucket);
     free((*dit)->lora_bucket);

@@ -36,20 +36,27 @@ typedef enum DsviDitKeep {
     DSVI_KEEP_INPUT      /* only the block's input */
 } DsviDitKeep;
 
+/* What one block keeps, and whether that waits in host memory between the passes; `host` has no effect with
+ * DSVI_KEEP_ALL. */
+typedef struct DsviDitKept {
+    DsviDitKeep keep;
+    bool host;
+} DsviDitKept;
+
 typedef struct DsviDitShape {
     int64_t batch;                 /* B */
     int64_t frames, height, width; /* of the latent; multiples of the patch */
     int64_t text_len;              /* L, text rows */
     int64_t image_len;             /* R, image rows; 0: the model takes none (config.image_dim is 0) */
     DsviDtype act;
-    bool backward; /* a backward pass will follow: activations are kept, gradients have
-                    * memory */
-    DsviDitKeep keep;
+    bool backward;              /* a backward pass will follow: activations are kept, gradients have
+                                 * memory */
+    DsviDitKeep keep;           /* of every block, unless dsvi_dit_keep_blocks is called */
     bool offload;               /* with backward and unless `keep` is DSVI_KEEP_ALL: what is kept of a block
                                  * waits in host memory (dsvi_dit_carve_host) between the passes */
-    int64_t ffn_rows;           /* unless `keep` is DSVI_KEEP_ALL: largest number of the B x S rows that the
-                                 * feed-forward layer processes at once; its activations have memory for
-                                 * that many. 0: a number with which GEMMs reach their full speed */
+    int64_t ffn_rows;           /* largest number of the B x S rows that the feed-forward layer processes at
+                                 * once; unless a block keeps all, its activations have memory for that
+                                 * many. 0: a number with which GEMMs reach their full speed */
     bool loss;                  /* made for dsvi_dit_forward: reserves memory for latents and target.
                                  * With context parallelism only rows of this rank's tokens are stored, so
                                  * dsvi_dit_forward must not be called */
@@ -134,6 +141,10 @@ DsvStatus dsvi_dit_create(DsviBackend *backend, const DsviDitConfig *config, con
                           const DsviDitShape *shape, DsviSparse *sparse, DsviDit **out);
 void dsvi_dit_free(DsviDit **dit);
 
+/* Sets what each block keeps, in place of shape.keep and shape.offload: (num_layers). Has no effect without
+ * shape.backward. May be called until memory is bound. Results have the same bits whatever is kept. */
+void dsvi_dit_keep_blocks(DsviDit *dit, const DsviDitKept *blocks);
+
 /* Take device memory other than weights from an arena, once for planning and once bound (base/arena.h).
  * dsvi_dit_carve takes what must persist between passes. dsvi_dit_carve_pass takes what one pass uses, from
  * its inputs to its gradients, including dsvi_sparse_carve_call: this memory is free for other uses once
@@ -141,8 +152,8 @@ void dsvi_dit_free(DsviDit **dit);
 void dsvi_dit_carve(DsviDit *dit, DsviArena *arena);
 void dsvi_dit_carve_pass(DsviDit *dit, DsviArena *arena);
 
-/* With shape.offload takes the page-locked host memory of kept activations; otherwise nothing. Its content is
- * needed from a forward pass to the end of its backward pass. */
+/* Takes the page-locked host memory of kept activations that wait there. Its content is needed from a forward
+ * pass to the end of its backward pass. */
 void dsvi_dit_carve_host(DsviDit *dit, DsviArena *arena);
 
 /* Buffers for the caller inside the memory of a pass; NULL if the shape does not ask for them. */

@@ -21,12 +21,20 @@ static const DsviDitBlockParams *params_of(const DsviDit *dit, int64_t block)
     return &dit->params.blocks[block];
 }
 
-/* Returns whether the block's forward pass is computed again before its backward pass. The last block does
- * not need that: the buffers for activations that all blocks share still contain the last block's
- * activations, except those of the feed-forward layer. */
+/* Returns whether the block's forward pass is computed again before its backward pass. The last block that
+ * uses the shared buffers does not need that: they still contain its activations, except those of the
+ * feed-forward layer. */
 static bool runs_again(const DsviDit *dit, int64_t block)
 {
-    return dit->shape.keep != DSVI_KEEP_ALL && block + 1 < dit->config.num_layers;
+    return !dsvi_dit_keeps_all(dit, block) && block != dit->last_shared;
+}
+
+/* Returns whether the block's backward pass goes through the block's last sum itself, part by part of the
+ * rows: because the sum is only known then or, whatever the block keeps, because sums over rows depend on the
+ * parts. */
+static bool sums_itself(const DsviDit *dit, int64_t block)
+{
+    return runs_again(dit, block) || dsvi_dit_ffn_rows(dit) < dit->batch * dit->tokens;
 }
 
 /* ---- modulation: m = table + e0 ---- */
@@ -182,7 +190,7 @@ static DsviGateResidualArgs sum_ffn_bwd(const DsviDit *dit, int64_t block)
 const DsviGateResidualArgs *dsvi_dit_block_sum_bwd(const DsviDit *dit, int64_t block,
                                                    DsviGateResidualArgs *args)
 {
-    if (block < 0 || runs_again(dit, block))
+    if (block < 0 || sums_itself(dit, block))
         return NULL;
     *args = sum_ffn_bwd(dit, block);
     return args;
@@ -233,7 +241,7 @@ static DsvStatus self_fwd(DsviDit *dit, int64_t block, bool recompute)
     DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->v, rows, s->h, dit->act, saved->v));
     tensors.hidden = s->h;
     tensors.recompute = recompute;
-    if (!recompute || dit->shape.keep == DSVI_KEEP_INPUT) {
+    if (!recompute || dit->kept[block].keep == DSVI_KEEP_INPUT) {
         DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, self_q_norm(dit, block), s->q));
         DSVI_TRY(dsvi_dit_heads_norm_fwd(dit, self_k_norm(dit, block), s->k));
         DSVI_TRY(dit->sparse ? dsvi_sparse_forward(dit->sparse, block, &tensors)
@@ -382,13 +390,14 @@ static DsvStatus cross_bwd(DsviDit *dit, int64_t block)
 
 /* ---- feed-forward ----
  *
- * Unless all activations are kept, the rows are processed in parts: a part goes through the whole layer
- * before the next begins, and the backward pass computes the activations of a part again directly before its
- * gradients. The activations then need memory for one part only. */
+ * The rows are processed in parts: a part goes through the whole layer before the next begins. Unless all
+ * activations are kept, the backward pass computes the activations of a part again directly before its
+ * gradients, and they need memory for one part only. Blocks that keep all have the same parts, because sums
+ * over rows depend on them. */
 
-bool dsvi_dit_keeps_all(const DsviDit *dit)
+bool dsvi_dit_keeps_all(const DsviDit *dit, int64_t block)
 {
-    return dit->shape.backward && dit->shape.keep == DSVI_KEEP_ALL;
+    return dit->shape.backward && dit->kept[block].keep == DSVI_KEEP_ALL;
 }
 
 /* A part of the rows: whole samples, or some tokens of one sample, because gates differ between samples. */
@@ -404,7 +413,7 @@ enum { FFN_ROWS = 32768 };
 static Part ffn_largest_part(const DsviDit *dit)
 {
     int64_t max = dit->shape.ffn_rows > 0 ? dit->shape.ffn_rows : FFN_ROWS, tokens = dit->tokens;
-    if (dsvi_dit_keeps_all(dit) || dit->batch * tokens <= max)
+    if (dit->batch * tokens <= max)
         return (Part){.samples = dit->batch, .tokens = tokens};
     if (tokens <= max)
         return (Part){.samples = max / tokens, .tokens = tokens};
@@ -448,6 +457,13 @@ static void *dit_block_part_at(const DsviDit *dit, const Part *part, DsviDtype d
     return dsvi_dit_at(stream, dtype, (part->sample * dit->tokens + part->token) * dit->width);
 }
 
+/* Returns where the part's rows of ffn_hidden or ffn_act are: with all rows or with those of one part. */
+static void *part_ffn(const DsviDit *dit, int64_t block, const Part *part, void *rows)
+{
+    int64_t row = dsvi_dit_keeps_all(dit, block) ? part->sample * dit->tokens + part->token : 0;
+    return dsvi_dit_at(rows, dit->act, row * dit->ffn);
+}
+
 /* Returns the layer for the part of the rows. */
 static DsviDitLinear linear_of_part(const DsviDit *dit, const DsviDitLinear *linear, const Part *part)
 {
@@ -462,16 +478,17 @@ static DsvStatus part_hidden(DsviDit *dit, int64_t block, const Part *part)
     const DsviDitSaved *saved = &dit->saved[block];
     DsviDitLinear in = linear_of_part(dit, &params_of(dit, block)->ffn_in, part);
     return dsvi_dit_linear_gelu_fwd(dit, &in, dit_block_rows_of(part),
-                                    dit_block_part_at(dit, part, dit->act, dit->scratch.h), saved->ffn_hidden,
-                                    saved->ffn_act);
+                                    dit_block_part_at(dit, part, dit->act, dit->scratch.h),
+                                    part_ffn(dit, block, part, saved->ffn_hidden),
+                                    part_ffn(dit, block, part, saved->ffn_act));
 }
 
 static DsvStatus part_out(DsviDit *dit, int64_t block, const Part *part)
 {
     const DsviDitSaved *saved = &dit->saved[block];
     DsviDitLinear out = linear_of_part(dit, &params_of(dit, block)->ffn_out, part);
-    return dsvi_dit_linear_fwd(dit, &out, dit_block_rows_of(part), saved->ffn_act, dit->act,
-                               dit_block_part_at(dit, part, dit->act, saved->y_ffn));
+    return dsvi_dit_linear_fwd(dit, &out, dit_block_rows_of(part), part_ffn(dit, block, part, saved->ffn_act),
+                               dit->act, dit_block_part_at(dit, part, dit->act, saved->y_ffn));
 }
 
 static DsvStatus part_fwd(DsviDit *dit, int64_t block, const Part *part)
@@ -506,14 +523,15 @@ static DsvStatus part_bwd(DsviDit *dit, int64_t block, const Part *part)
     DsviDitLinear in = linear_of_part(dit, &p->ffn_in, part), out = linear_of_part(dit, &without, part);
     void *h = dit_block_part_at(dit, part, dit->act, dit->scratch.h);
     void *dy = dit_block_part_at(dit, part, dit->act, dit->scratch.dy);
-    if (!dsvi_dit_keeps_all(dit))
+    if (!dsvi_dit_keeps_all(dit, block))
         DSVI_TRY(part_hidden(dit, block, part));
-    if (runs_again(dit, block)) {
+    if (runs_again(dit, block))
         DSVI_TRY(part_out(dit, block, part));
+    if (sums_itself(dit, block))
         DSVI_TRY(part_sum_bwd(dit, block, part));
-    }
-    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &out, dit_block_rows_of(part), saved->ffn_hidden, saved->ffn_act,
-                                      dy, dit->scratch.dffn));
+    DSVI_TRY(dsvi_dit_linear_gelu_bwd(dit, &out, dit_block_rows_of(part),
+                                      part_ffn(dit, block, part, saved->ffn_hidden),
+                                      part_ffn(dit, block, part, saved->ffn_act), dy, dit->scratch.dffn));
     return dsvi_dit_linear_bwd(dit, &in,
                                &(DsviDitLinearGrads){.rows = dit_block_rows_of(part),
                                                      .x = h,

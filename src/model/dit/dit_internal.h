@@ -74,8 +74,8 @@ typedef struct DsviDitSaved {
     void *image_attended;       /* (B, S, C) act: output of attention over the image rows, to be added to
                                  * cross_attended */
     void *image_lse;            /* (B, N, S) acc */
-    void *ffn_hidden, *ffn_act; /* (B, S, ffn) act: before and after GELU. Unless DSVI_KEEP_ALL, they are the
-                                 * buffers of DsviDitScratch, for ffn_rows rows */
+    void *ffn_hidden, *ffn_act; /* (B, S, ffn) act: before and after GELU. Unless the block keeps all, they
+                                 * are the buffers of DsviDitScratch, for ffn_rows rows */
     void *y_self, *y_ffn;       /* (B, S, C) act: outputs of these sub-layers before their gates */
     void *x2;                   /* (B, S, C) acc: residual stream after cross-attention */
 } DsviDitSaved;
@@ -108,7 +108,7 @@ typedef struct DsviDitScratch {
     void *h;                    /* (B, S, C) act: output of a norm, or the output of cross-attention; in the
                                  * backward pass also the gradient of attention's output */
     void *q, *k;                /* (B, S, C) act: after norm and RoPE */
-    void *ffn_hidden, *ffn_act; /* (ffn_rows, ffn) act: those of DsviDitSaved unless DSVI_KEEP_ALL */
+    void *ffn_hidden, *ffn_act; /* (ffn_rows, ffn) act: those of DsviDitSaved unless a block keeps all */
     void *cross_k;              /* (B, max(L, R), C) act: of text or image, after norm */
     void *mean, *rstd;          /* (B, max(S, L, R)) acc: statistics of the norm computed last */
     void *rstd_k;      /* (B, max(S, L, R)) acc: statistics of k's norm, while rstd holds those of q's */
@@ -150,6 +150,14 @@ typedef struct DsviDitScratch {
     void *dpatch_rows;          /* (B, S, in_channels * patch) acc */
 } DsviDitScratch;
 
+enum { DSVI_STACK_SETS = 2 };
+
+/* Device memory in which kept activations of blocks take turns that wait in host memory (dit_stack.c). */
+typedef struct DsviDitStackSet {
+    void *residual, *attended, *lse; /* of DsviDit.residual and DsviDitSaved */
+    bool attends;                    /* `attended` and `lse` have memory */
+} DsviDitStackSet;
+
 struct DsviDit {
     DsviBackend *backend;
     DsviStream *stream;
@@ -175,14 +183,21 @@ struct DsviDit {
     int32_t *order;              /* (all_tokens) device memory: the token order */
     void *rope_cos, *rope_sin;   /* (S, D / 2) acc */
     void **residual;             /* (num_layers + 1) pointers to (B, S, C) acc: the input of each block and of
-                                  * the head. Without backward all are the same buffer, with shape.offload
-                                  * two buffers take turns */
+                                  * the head. Without backward all are the same buffer; those of the stack
+                                  * take turns in two buffers */
     DsviDitSaved *saved;         /* (num_layers). Without backward, blocks share all buffers;
-                                  * otherwise they share those that shape.keep does not keep */
+                                  * otherwise they share those that they do not keep */
+    DsviDitSaved shared;         /* the buffers that blocks share */
+    DsviDitKept *kept;           /* (num_layers) what each block keeps; without backward DSVI_KEEP_INPUT */
+    int64_t last_shared;         /* the last block that does not keep all; -1: none */
+    int64_t *number;             /* (num_layers + 1) number in the stack of each block and of the head; -1:
+                                  * not in the stack */
+    int64_t stacked;             /* number of blocks in the stack; if it is not 0 the head comes after them */
+    DsviDitStackSet stack[DSVI_STACK_SETS];
     DsviDitEmbedded embedded;
     DsviDitScratch scratch;
     DsviDitBuffers room;
-    void **host_kept; /* (num_layers, 3) with shape.offload: host memory of what is kept of each block */
+    void **host_kept; /* (num_layers, 3) host memory of what is kept of each block of the stack */
 
     const void *image; /* of dsvi_dit_set_image */
     void *dimage;
@@ -322,15 +337,13 @@ DsvStatus dsvi_dit_head_bwd(DsviDit *dit, const void *doutput);
 
 /* ---- dit_plan.c ---- */
 
-/* Returns whether kept activations wait in host memory. */
-bool dsvi_dit_stacks(const DsviDit *dit);
 /* Returns the bytes of the log-sum-exp of a block's self-attention. */
 size_t dsvi_dit_lse_bytes(const DsviDit *dit);
 
-/* ---- dit_stack.c: without shape.offload these functions do nothing and return DSV_OK ---- */
+/* ---- dit_stack.c: without a stack these functions do nothing and return DSV_OK ---- */
 
 /* To be called in a forward pass before residual[block] is written, the input of a block or of the head:
- * makes its buffers free, and sends what is kept of the block before it to the host. */
+ * sends what is kept of the block before it to the host, if that block is in the stack. */
 DsvStatus dsvi_dit_stack_push(DsviDit *dit, int64_t block);
 /* To be called before the backward pass of a block: makes the compute stream wait for what is kept of the
  * block, and fetches the block that comes next. */
@@ -346,13 +359,12 @@ DsviGateResidualArgs dsvi_dit_block_sum(const DsviDit *dit, int64_t block);
 /* Backward pass of a block: changes scratch.dx from the gradient of residual[block + 1] to the gradient of
  * residual[block], and adds to the gradients dembedding and dtext_states. The norm that follows the block
  * must have gone backward through the block's last sum with the arguments of dsvi_dit_block_sum_bwd.
- * dsvi_dit_block_sum_bwd returns NULL if `block` is -1, or if the block's activations are not kept: such a
- * block goes through the sum itself. */
+ * dsvi_dit_block_sum_bwd returns NULL if `block` is -1, or if the block goes through the sum itself. */
 DsvStatus dsvi_dit_block_bwd(DsviDit *dit, int64_t block);
 const DsviGateResidualArgs *dsvi_dit_block_sum_bwd(const DsviDit *dit, int64_t block,
                                                    DsviGateResidualArgs *args);
-/* Returns whether all activations of each block are kept from forward to backward pass. */
-bool dsvi_dit_keeps_all(const DsviDit *dit);
+/* Returns whether all activations of the block are kept from forward to backward pass. */
+bool dsvi_dit_keeps_all(const DsviDit *dit, int64_t block);
 /* Returns the largest number of rows that the feed-forward layer processes at once. */
 int64_t dsvi_dit_ffn_rows(const DsviDit *dit);
 

@@ -191,16 +191,25 @@ static void carve_sublayers(DsviDit *dit, DsviArena *arena)
     s->k = dit_plan_take(arena, c, dit->act, stream);
     carve_attention_workspace(dit, arena);
     dsvi_arena_overlay_next(arena, &over);
-    if (!dsvi_dit_keeps_all(dit)) {
+    if (dit->last_shared >= 0) {
         s->ffn_hidden = dit_plan_take(arena, c, dit->act, ffn);
         s->ffn_act = dit_plan_take(arena, c, dit->act, ffn);
     }
     dsvi_arena_overlay_end(arena, &over);
 }
 
-bool dsvi_dit_stacks(const DsviDit *dit)
+void dsvi_dit_keep_blocks(DsviDit *dit, const DsviDitKept *blocks)
 {
-    return dit->shape.offload && dit->shape.backward && dit->shape.keep != DSVI_KEEP_ALL;
+    int64_t layers = dit->config.num_layers;
+    dit->stacked = 0;
+    dit->last_shared = -1;
+    for (int64_t block = 0; block < layers; block++) {
+        bool all = dit->shape.backward && blocks[block].keep == DSVI_KEEP_ALL;
+        dit->kept[block] = dit->shape.backward ? blocks[block] : (DsviDitKept){DSVI_KEEP_INPUT, false};
+        dit->number[block] = !all && dit->kept[block].host ? dit->stacked++ : -1;
+        dit->last_shared = all ? dit->last_shared : block;
+    }
+    dit->number[layers] = dit->stacked > 0 ? dit->stacked : -1;
 }
 
 size_t dsvi_dit_lse_bytes(const DsviDit *dit)
@@ -230,10 +239,10 @@ static void carve_saved_image(const DsviDit *dit, DsviArena *arena, DsviDitSaved
     saved->image_lse = dit_plan_take(arena, kept(dit), dit->acc, rows * dit->heads);
 }
 
-/* Takes all kept activations of a block except those of carve_attended. Without a backward pass q, k and v of
+/* Takes all activations of a block except those of carve_attended. Without a backward pass q, k and v of
  * self-attention are not needed any more when cross-attention begins, and three later tensors are stored in
  * their memory. */
-static void carve_saved(const DsviDit *dit, DsviArena *arena, DsviDitSaved *saved)
+static void carve_saved(const DsviDit *dit, DsviArena *arena, bool all, DsviDitSaved *saved)
 {
     DsviMemClass c = kept(dit);
     DsviDtype act = dit->act, acc = dit->acc;
@@ -253,39 +262,72 @@ static void carve_saved(const DsviDit *dit, DsviArena *arena, DsviDitSaved *save
     saved->x2 = dit->shape.backward ? dit_plan_take(arena, c, acc, stream) : dit->residual[0];
     saved->ffn_hidden = dit->scratch.ffn_hidden;
     saved->ffn_act = dit->scratch.ffn_act;
-    if (!dsvi_dit_keeps_all(dit))
+    if (!all)
         return;
     saved->ffn_hidden = dit_plan_take(arena, c, act, rows * dit->ffn);
     saved->ffn_act = dit_plan_take(arena, c, act, rows * dit->ffn);
 }
 
-/* Takes the input of a block. Without backward all blocks share one buffer: each sum of the
- * residual stream and a sub-layer's output overwrites the residual stream. With shape.offload two
- * buffers take turns (dit_stack.c). */
+/* Takes the input of a block or of the head. Without backward all share one buffer: each sum of the residual
+ * stream and a sub-layer's output overwrites the residual stream. */
 static void carve_residual(DsviDit *dit, DsviArena *arena, int64_t block)
 {
-    int64_t buffers = dsvi_dit_stacks(dit) ? 2 : dit->shape.backward ? dit->config.num_layers + 1 : 1;
-    int64_t stream = dit->batch * dit->tokens * dit->width;
-    dit->residual[block] = block < buffers ? dit_plan_take(arena, kept(dit), dit->acc, stream)
-                                           : dit->residual[block % buffers];
+    int64_t stream = dit->batch * dit->tokens * dit->width, number = dit->number[block];
+    DsviDitStackSet *set = &dit->stack[number >= 0 ? number % DSVI_STACK_SETS : 0];
+    void **residual = &dit->residual[block];
+    if (!dit->shape.backward && block > 0)
+        *residual = dit->residual[0];
+    else if (number >= DSVI_STACK_SETS)
+        *residual = set->residual;
+    else
+        *residual = dit_plan_take(arena, kept(dit), dit->acc, stream);
+    if (number >= 0)
+        set->residual = *residual;
 }
 
-/* Takes the activations of a block. With gradient checkpointing all blocks share one set of buffers,
- * because a block's activations are computed again when those of the following block have been used.
- * Without a backward pass all blocks share one set too. */
+/* Takes the output of a block's self-attention, unless an earlier block of the stack has its memory. */
+static void carve_kept_attention(DsviDit *dit, DsviArena *arena, int64_t block)
+{
+    DsviDitSaved *saved = &dit->saved[block];
+    if (dit->number[block] < 0) {
+        carve_attended(dit, arena, saved);
+        return;
+    }
+    DsviDitStackSet *set = &dit->stack[dit->number[block] % DSVI_STACK_SETS];
+    if (!set->attends) {
+        carve_attended(dit, arena, saved);
+        *set = (DsviDitStackSet){set->residual, saved->attended, saved->lse, true};
+    }
+    saved->attended = set->attended;
+    saved->lse = set->lse;
+}
+
+/* Takes what blocks share: the activations that they do not keep. A block's activations are computed again
+ * when those of the following block have been used. Without a backward pass all blocks share one set too. */
+static void carve_shared(DsviDit *dit, DsviArena *arena)
+{
+    bool attends = false;
+    for (int64_t block = 0; block < dit->config.num_layers; block++)
+        attends |= dit->kept[block].keep == DSVI_KEEP_INPUT;
+    if (dit->last_shared >= 0)
+        carve_saved(dit, arena, false, &dit->shared);
+    if (attends)
+        carve_attended(dit, arena, &dit->shared);
+    for (int i = 0; i < DSVI_STACK_SETS; i++)
+        dit->stack[i].attends = false;
+}
+
+/* Takes the activations that a block has for itself. */
 static void carve_block(DsviDit *dit, DsviArena *arena, int64_t block)
 {
-    bool every_attended = dit->shape.backward && dit->shape.keep != DSVI_KEEP_INPUT;
-    dit->saved[block] = dit->saved[0];
+    bool all = dsvi_dit_keeps_all(dit, block);
+    dit->saved[block] = all ? (DsviDitSaved){0} : dit->shared;
     if (block > 0)
         carve_residual(dit, arena, block);
-    if (block == 0 || dsvi_dit_keeps_all(dit))
-        carve_saved(dit, arena, &dit->saved[block]);
-    if (every_attended && dsvi_dit_stacks(dit) && block > 1) {
-        dit->saved[block].attended = dit->saved[block % 2].attended;
-        dit->saved[block].lse = dit->saved[block % 2].lse;
-    } else if (block == 0 || every_attended)
-        carve_attended(dit, arena, &dit->saved[block]);
+    if (all)
+        carve_saved(dit, arena, true, &dit->saved[block]);
+    if (dit->kept[block].keep != DSVI_KEEP_INPUT)
+        carve_kept_attention(dit, arena, block);
 }
 
 /* Returns the lowest offset, at least `first`, at which the array of all gradients may begin so that the
@@ -310,6 +352,7 @@ static void carve_blocks(DsviDit *dit, DsviArena *arena)
     int64_t layers = dit->config.num_layers;
     DsviArenaOverlay over = dsvi_arena_overlay_begin(arena);
     size_t first = arena->used;
+    carve_shared(dit, arena);
     for (int64_t block = 0; block < layers; block++) {
         carve_block(dit, arena, block);
         first = grad_begin ? lowest_gradients(dit, arena, block + 1, first) : first;
