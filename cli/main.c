@@ -8,11 +8,12 @@
 #include "verb.h"
 
 static const CliVerb *const verbs[] = {
-    &cli_verb_train,         &cli_verb_sample,     &cli_verb_encode,     &cli_verb_decode,
-    &cli_verb_text,          &cli_verb_forward,    &cli_verb_inspect,    &cli_verb_report,
-    &cli_verb_lora_convert,  &cli_verb_lora_merge, &cli_verb_plan,       &cli_verb_bench_attention,
-    &cli_verb_bench_context, &cli_verb_bench_part, &cli_verb_bench_step, &cli_verb_help,
-    &cli_verb_version,
+    &cli_verb_train,           &cli_verb_sample,        &cli_verb_encode,
+    &cli_verb_decode,          &cli_verb_text,          &cli_verb_forward,
+    &cli_verb_inspect,         &cli_verb_report,        &cli_verb_lora_convert,
+    &cli_verb_lora_merge,      &cli_verb_plan_memory,   &cli_verb_plan,
+    &cli_verb_bench_attention, &cli_verb_bench_context, &cli_verb_bench_part,
+    &cli_verb_bench_step,      &cli_verb_help,          &cli_verb_version,
 };
 
 #define STACK_BYTES ((size_t)8 << 20)

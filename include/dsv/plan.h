@@ -1,6 +1,6 @@
 /** @file
- * Planning context parallelism before there is a run: how ranks that share a clip would divide its
- * self-attention, and what that would cost. */
+ * Planning before there is a run: how ranks that share a clip would divide its self-attention and what that
+ * would cost, and how training fits into little memory. */
 #ifndef DSV_PLAN_H
 #define DSV_PLAN_H
 
@@ -42,6 +42,28 @@ typedef struct DsvPlanQuestion {
  * @return DSV_E_USAGE; DSV_E_NOT_FOUND and DSV_E_FORMAT for the files of `question`; DSV_E_RANK; DSV_E_IO */
 DsvStatus dsv_plan(DsvRanks *ranks, const DsvPlanQuestion *question, const DsvConfig *config,
                    const char *json_path, DsvLine *line, void *context);
+
+/** What dsv_plan_memory() is asked. Zero-initialise it for the defaults. */
+typedef struct DsvMemoryQuestion {
+    double memory_gib; /**< GiB of device memory that training may use; 0: those of the option memory_gib or
+                        * of the table */
+    /** JSON file with speeds and memory of the device: an object with the numbers tflops, memory_gbs and
+     * link_gbs, and if known host_gbs, memory_gib and host_gib. NULL: speeds of a recent data centre GPU. */
+    const char *table;
+} DsvMemoryQuestion;
+
+/** Plans the memory of training on one rank with offload=auto, without the device: reports a table of
+ * settings, each with the device memory and host memory that it takes and the predicted time of a step, and
+ * which one is chosen. The options device and offload of `config` are not read.
+ *
+ * @param question what is to be planned
+ * @param config   the model, the clips and the options of training
+ * @param line     receives the table line by line
+ * @param context  handed to `line`
+ * @return DSV_E_NO_MEMORY if no setting fits, with the least that would; DSV_E_USAGE; DSV_E_NOT_FOUND and
+ *     DSV_E_FORMAT for the table; errors of the model's files */
+DsvStatus dsv_plan_memory(const DsvMemoryQuestion *question, const DsvConfig *config, DsvLine *line,
+                          void *context);
 
 #ifdef __cplusplus
 }

@@ -19,7 +19,7 @@ DsvStatus dsv_train_preview(const DsvConfig *config, void (*line)(void *context,
     DsviBackend backend;
     DSVI_TRY(dsvi_expert_prepare(&prepared, line, context));
     DSVI_TRY(dsvi_backend_open(config, &backend));
-    DsvStatus status = dsvi_preview_report(&prepared, &backend, line, context);
+    DsvStatus status = dsvi_preview_report(&prepared, &backend, NULL, line, context);
     dsvi_backend_close(&backend);
     return status;
 }

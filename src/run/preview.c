@@ -9,6 +9,7 @@
 #include "model/codec/codec.h"
 #include "ops/gemm_peak.h"
 #include "train/memory_explain.h"
+#include "train/memory_plan.h"
 #include "run/model_path.h"
 #include "run/notices.h"
 #include "run/run_facts.h"
@@ -65,17 +66,21 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
 
 /* Makes the memory plan. `planned` becomes a trainer that has only the fields that dsvi_trainer_plan,
  * dsvi_run_facts and dsvi_memory_explain read. `settings` are of one rank. sizes NULL: the one of the
- * settings. */
+ * settings. speeds NULL: nominal ones. `log` (may be NULL) receives the table of offload=auto. */
 static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, const DsviCodec *codec,
-                              const DsviClipSizes *sizes, DsviTrainer *planned, DsviPreview *out)
+                              const DsviClipSizes *sizes, const DsviDeviceSpeeds *speeds, DsviSparseLog *log,
+                              void *log_context, DsviTrainer *planned, DsviPreview *out)
 {
     *planned = (DsviTrainer){.settings = settings, .backend = backend, .codec = codec};
+    if (speeds)
+        planned->speeds = *speeds;
     DSVI_TRY(preview_choose_config(settings, codec, out));
     planned->config = out->config;
     if (sizes)
         planned->clips = *sizes;
     DSVI_TRY(dsvi_mesh_make(settings, NULL, &planned->mesh));
-    DsvStatus status = dsvi_trainer_plan(planned, settings, &out->device, &out->host);
+    DsvStatus status = dsvi_trainer_plan_report(planned, settings, log, log_context, &out->device,
+                                                &out->host);
     dsvi_mesh_free(&planned->mesh);
     planned->arena = out->device;
     planned->host_arena = out->host;
@@ -99,7 +104,7 @@ DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, Dsv
     if (lists_sizes(settings))
         DSVI_TRY(dsvi_clip_sizes_parse(settings->data_buckets, &sizes));
     DSVI_TRY(dsvi_codec_open(&alone, &codec));
-    DsvStatus status = preview_plan(&alone, backend, codec, &sizes, &planned, out);
+    DsvStatus status = preview_plan(&alone, backend, codec, &sizes, NULL, NULL, NULL, &planned, out);
     codec->close(codec);
     return status;
 }
@@ -202,6 +207,7 @@ static DsvStatus preview_passes(const DsviTrainer *planned, const DsviClipSizes 
                            .backend = planned->backend,
                            .codec = planned->codec,
                            .config = planned->config,
+                           .speeds = planned->speeds,
                            .clips = {{sizes->at[i]}, 1}};
         DsviArena device, host;
         DSVI_TRY(dsvi_mesh_make(planned->settings, NULL, &one.mesh));
@@ -215,14 +221,14 @@ static DsvStatus preview_passes(const DsviTrainer *planned, const DsviClipSizes 
     return DSV_OK;
 }
 
-/* Reports the FLOPs of an epoch and how long they take at the measured speed of large matrix products, which
- * is a lower bound. Reports nothing without a data set. */
-static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *dataset,
+/* Reports the FLOPs of an epoch and how long they take at the speed of large matrix products (`peak`, or
+ * measured if it is 0), which is a lower bound. Reports nothing without a data set. */
+static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *dataset, double peak,
                                void (*line)(void *context, const char *text), void *context)
 {
     const DsvConfig *s = planned->settings;
     char text[LINE_BYTES];
-    double flops = 0, peak;
+    double flops = 0;
     if (!dataset)
         return DSV_OK;
     for (int64_t i = 0; i < dataset->sizes.count; i++) {
@@ -240,7 +246,8 @@ static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *da
                  (dsvi_dit_flops_gemm(&planned->config, &shape) +
                   dsvi_dit_flops_attention(&planned->config, &shape));
     }
-    DSVI_TRY(dsvi_gemm_peak(planned->backend, dsvi_dit_act(s), &peak));
+    if (peak == 0)
+        DSVI_TRY(dsvi_gemm_peak(planned->backend, dsvi_dit_act(s), &peak));
     snprintf(
         text, sizeof text,
         "an epoch with dense attention: %.3g FLOP on one rank, at least %.3g s at the %.3g FLOP/s of large "
@@ -250,13 +257,14 @@ static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *da
     return DSV_OK;
 }
 
-DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend,
+DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend, const DsviDeviceSpeeds *speeds,
                               void (*line)(void *context, const char *text), void *context)
 {
     DsvStatus status;
     DsviCodec *codec;
     DsviPreview preview;
     DsviTrainer planned;
+    DsviDeviceSpeeds measured;
     DsvConfig alone = config_of_one_rank(settings);
     DsviDataset *dataset = NULL;
     DsviClipSizes sizes = {.count = 0};
@@ -264,11 +272,17 @@ DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend,
     DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, &preview), done);
     DSVI_TRY_GOTO(status, preview_sizes(&alone, codec, &preview.config, &dataset, &sizes, line, context),
                   done);
-    DSVI_TRY_GOTO(status, preview_plan(&alone, backend, codec, &sizes, &planned, &preview), done);
+    if (dsvi_memory_plans(settings) && !speeds) {
+        DSVI_TRY_GOTO(status, dsvi_memory_plan_speeds(settings, backend, &measured), done);
+        speeds = &measured;
+    }
+    DSVI_TRY_GOTO(status,
+                  preview_plan(&alone, backend, codec, &sizes, speeds, line, context, &planned, &preview),
+                  done);
     dsvi_notices(settings, NULL, line, line, context);
     DSVI_TRY_GOTO(status, preview_report(&planned, &preview, codec, line, context), done);
     DSVI_TRY_GOTO(status, preview_passes(&planned, &sizes, line, context), done);
-    DSVI_TRY_GOTO(status, preview_epoch(&planned, dataset, line, context), done);
+    DSVI_TRY_GOTO(status, preview_epoch(&planned, dataset, planned.speeds.flops, line, context), done);
 done:
     dsvi_dataset_close(&dataset);
     codec->close(codec);

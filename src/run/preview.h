@@ -27,8 +27,9 @@ DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, Dsv
 DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend);
 
 /* Reports the model and the memory plan of a run through `line`, line by line. Returns DSV_E_NO_MEMORY if the
- * device has not enough free memory; the message names options with which the run would fit. */
-DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend,
+ * device has not enough free memory; the message names options with which the run would fit. `speeds`: from
+ * which offload=auto predicts times; NULL: measured. */
+DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend, const DsviDeviceSpeeds *speeds,
                               void (*line)(void *context, const char *text), void *context);
 
 #ifdef __cplusplus

@@ -160,6 +160,7 @@ static DsvStatus open_run(DsviRun *run)
                                                     .size_of = dsvi_run_sizes_of_batch,
                                                     .size_context = &run->sizes,
                                                     .log = dsvi_run_decision_line,
+                                                    .plan_log = dsvi_run_decision_line,
                                                     .log_context = run},
                                  &run->trainer));
     run->trainer->data = dsvi_dataset_fingerprint(run->dataset);

@@ -9,6 +9,7 @@
 #include "base/fs.h"
 #include "base/memory_limit.h"
 #include "base/offload.h"
+#include "train/memory_plan.h"
 
 void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64_t clips, DsviRunFacts *facts)
 {
@@ -17,7 +18,8 @@ void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64
     size_t state = t->host_arena.by_class[DSVI_MEM_WEIGHTS] + t->host_arena.by_class[DSVI_MEM_OPTIMIZER] +
                    t->host_arena.by_class[DSVI_MEM_EMA];
     size_t kept = t->host_arena.by_class[DSVI_MEM_ACTIVATIONS];
-    bool lends = dsvi_offloads(t->settings, "weights"); /* then no optimizer state is on the host */
+    bool planned = dsvi_memory_plans(t->settings) && t->settings->lora_rank > 0;
+    bool lends = planned || dsvi_offloads(t->settings, "weights"); /* then no state is on the host */
     *facts = (DsviRunFacts){
         .trainer = t,
         .clips = clips,

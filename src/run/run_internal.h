@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 /* Maximum number of lines about measured costs: one of attention, one of transfers between ranks. */
-enum { DSVI_RUN_COSTS = 2 };
+enum { DSVI_RUN_COSTS = 12 };
 
 typedef struct DsviRun {
     const DsvConfig *settings;
@@ -41,7 +41,8 @@ typedef struct DsviRun {
     DsviPrefetch *prefetch;
     DsviRunRecord *record;          /* on rank 0 */
     uint64_t resident_before;       /* resident bytes before the run allocates memory: code and libraries */
-    char cost[DSVI_RUN_COSTS][256]; /* decisions logged before `record` was open: measured costs */
+    char cost[DSVI_RUN_COSTS][256]; /* decisions logged before `record` was open: measured costs, the
+                                     * plan of memory */
     int costs;
     const DsviRunPrompts *prompts; /* of sampled clips; NULL: they show captions of the data */
     DsviSampledTexts sampled;
@@ -58,7 +59,8 @@ bool dsvi_run_is_first(const DsviRun *run);
 DSVI_PRINTF(3, 4)
 void dsvi_run_log(const DsviRun *run, DsvLogLevel level, const char *format, ...);
 /* Callbacks of lower layers, with the run as context: information, decisions about attention, a line of any
- * level, and warnings. Decisions are also recorded. The first decisions, measured costs, come before the
+ * level, and warnings. Decisions are also recorded. The first decisions, measured costs and the plan of
+ * memory, come before the
  * record is open and are kept in run->cost. */
 void dsvi_run_log_line(void *run, const char *line);
 void dsvi_run_decision_line(void *run, const char *line);

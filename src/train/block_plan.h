@@ -21,7 +21,7 @@ extern "C" {
 
 enum { DSVI_BLOCK_WAYS = 5 };
 
-/* One way in which a block may keep its activations. Times are whole nanoseconds, so that sums do not depend
+/* One way in which a block may keep its activations. Times are whole picoseconds, so that sums do not depend
  * on their order. */
 typedef struct DsviBlockWay {
     bool allowed;

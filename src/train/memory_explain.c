@@ -1,11 +1,13 @@
 /* Implements memory_explain.h: error messages of runs that do not fit into memory. */
 #include "train/memory_explain.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/memory_limit.h"
 #include "base/offload.h"
+#include "train/memory_plan.h"
 
 enum { CLASSES_NAMED = 3, LINE = 512 };
 
@@ -131,10 +133,11 @@ static void name_settings(const DsvConfig *run, const DsvConfig *settings, bool 
         used += snprintf(words + used, LINE - (size_t)used, "base_precision=%s ", settings->base_precision);
     if (strcmp(settings->optimizer, run->optimizer) != 0)
         used += snprintf(words + used, LINE - (size_t)used, "optimizer=%s ", settings->optimizer);
-    snprintf(words + used, LINE - (size_t)used,
-             "gradient_checkpointing=%s train_batch_size=%lld gradient_accumulation_steps=%lld",
-             settings->gradient_checkpointing, (long long)settings->train_batch_size,
-             (long long)settings->gradient_accumulation_steps);
+    if (!dsvi_memory_plans(settings))
+        used += snprintf(words + used, LINE - (size_t)used, "gradient_checkpointing=%s ",
+                         settings->gradient_checkpointing);
+    snprintf(words + used, LINE - (size_t)used, "train_batch_size=%lld gradient_accumulation_steps=%lld",
+             (long long)settings->train_batch_size, (long long)settings->gradient_accumulation_steps);
 }
 
 /* Returns whether the host has memory for `more` additional bytes in each of its ranks. */
@@ -195,7 +198,7 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
     DsviDevice *device = t->backend->device;
     size_t used = device->memory_used(device), limit = (size_t)dsvi_memory_limit(t->settings);
     size_t free_bytes = device->memory_bytes > used ? device->memory_bytes - used : 0;
-    bool limited = limit > 0 && limit < free_bytes;
+    bool limited = limit > 0 && limit <= free_bytes;
     char largest[LINE], fit[LINE], buckets[LINE], room[LINE], with[LINE] = "";
     if (limited)
         snprintf(room, LINE, "memory_gib allows %.6g", t->settings->memory_gib);
@@ -204,13 +207,16 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
     free_bytes = limited ? limit : free_bytes;
     if (strcmp(t->settings->offload, "none") != 0)
         snprintf(with, LINE, " with offload=%s", t->settings->offload);
+    /* What offload=auto chose takes the least of its choices; the number suffices as memory_gib. */
+    bool least = dsvi_memory_plans(t->settings);
+    double wanted = least ? ceil(gib(plan->used) * 1000) / 1000 : gib(plan->used);
     name_largest(plan, largest);
     name_buckets(t, free_bytes, buckets);
     find_fit(t, free_bytes, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY,
-                     "the run wants %.*f GiB of device memory%s, %s; "
+                     "the run wants %s%.*f GiB of device memory%s, %s; "
                      "the most goes to %s GiB%s; %s%s",
-                     limited ? 3 : 1, gib(plan->used), with, room, largest, buckets,
+                     least ? "at least " : "", limited || least ? 3 : 1, wanted, with, room, largest, buckets,
                      fit[0] ? "it would fit with "
                             : "no checkpointing makes it fit: a smaller clip or "
                               "model would",

@@ -7,6 +7,7 @@
 #include "base/offload.h"
 #include "dist/peers.h"
 #include "train/memory_explain.h"
+#include "train/memory_plan.h"
 #include "train/trainer_offload.h"
 #include "train/trainer_sizes.h"
 
@@ -143,13 +144,17 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
 static void trainer_carve_passes(DsviTrainer *t, DsviArena *arena)
 {
     DsviArenaOverlay over = dsvi_arena_overlay_begin(arena);
+    size_t sampling, begin = arena->used;
     dsvi_trainer_sizes_carve_pass(t, arena);
     dsvi_arena_overlay_next(arena, &over);
     if (t->generator)
         dsvi_generator_carve_run(t->generator, arena);
+    sampling = arena->used - begin;
     dsvi_arena_overlay_next(arena, &over);
     if (t->held_out)
         dsvi_held_out_carve_run(t->held_out, arena);
+    t->passes_begin = begin;
+    t->others_bytes = arena->used - begin > sampling ? arena->used - begin : sampling;
     dsvi_arena_overlay_end(arena, &over);
 }
 
@@ -315,7 +320,14 @@ static DsvStatus trainer_prepare(const DsviTrainerArgs *args, const DsviMesh *me
     DSVI_TRY_GOTO(status, dsvi_trainer_sizes_list(t, &t->clips), fail);
     t->latent = t->sizes[t->main_size].latent;
     DSVI_TRY_GOTO(status, trainer_make_parts(t, args->log, args->log_context), fail);
-    dsvi_trainer_offload_choose(t, trainer_carve);
+    if (args->speeds)
+        t->speeds = *args->speeds;
+    DsviArena host;
+    dsvi_arena_plan(&host);
+    trainer_carve_host(t, &host);
+    DSVI_TRY_GOTO(status,
+                  dsvi_trainer_offload_choose(t, trainer_carve, host.used, args->plan_log, args->log_context),
+                  fail);
     *out = t;
     return DSV_OK;
 fail:
@@ -326,6 +338,12 @@ fail:
 DsvStatus dsvi_trainer_plan(const DsviTrainer *like, const DsvConfig *settings, DsviArena *plan,
                             DsviArena *host_plan)
 {
+    return dsvi_trainer_plan_report(like, settings, NULL, NULL, plan, host_plan);
+}
+
+DsvStatus dsvi_trainer_plan_report(const DsviTrainer *like, const DsvConfig *settings, DsviSparseLog *log,
+                                   void *log_context, DsviArena *plan, DsviArena *host_plan)
+{
     DsviTrainer *t;
     const DsviTrainerArgs args = {
         .settings = settings,
@@ -333,6 +351,9 @@ DsvStatus dsvi_trainer_plan(const DsviTrainer *like, const DsvConfig *settings, 
         .codec = like->codec,
         .config = &like->config,
         .sizes = &like->clips,
+        .speeds = &like->speeds,
+        .plan_log = log,
+        .log_context = log_context,
     };
     DSVI_TRY(trainer_prepare(&args, &like->mesh, like->group, &t));
     trainer_count(t, plan, host_plan);
@@ -387,9 +408,15 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
     DsviTrainer *t;
     DsviMesh mesh;
     DsviCpGroup *group;
+    DsviDeviceSpeeds speeds;
+    DsviTrainerArgs with_speeds = *args;
     *out = NULL;
+    if (dsvi_memory_plans(args->settings) && !args->speeds) {
+        DSVI_TRY(dsvi_memory_plan_speeds(args->settings, args->backend, &speeds));
+        with_speeds.speeds = &speeds;
+    }
     DSVI_TRY(trainer_make_groups(args, &mesh, &group));
-    status = trainer_prepare(args, &mesh, group, &t);
+    status = trainer_prepare(&with_speeds, &mesh, group, &t);
     if (status != DSV_OK) {
         dsvi_cp_group_close(&group);
         dsvi_mesh_free(&mesh);

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "data/clip_sizes.h"
+#include "device/device_speeds.h"
 #include "device/host_pool.h"
 #include "dist/mesh.h"
 #include "dist/peers.h"
@@ -88,6 +89,9 @@ typedef struct DsviTrainer {
     DsviArena arena;         /* layout of `memory` */
     void *host_memory;       /* the one host allocation, made by the device (pinned on a GPU) */
     DsviHostPool waiting;    /* what waits in host memory (trainer_offload.h) */
+    DsviDeviceSpeeds speeds; /* with offload=auto: of the device, or nominal ones */
+    size_t passes_begin;     /* offset in `arena` of the memory that passes share; set by every layout */
+    size_t others_bytes;     /* of that memory, what sampling and held-out measurements use */
     DsviArena host_arena;    /* layout of `host_memory`; `used` and `by_class` count `waiting` too */
     size_t host_available;   /* bytes of host memory that could be allocated before the run took any */
     DsviPeersOnMachine here; /* here.sum: bytes of host memory of all ranks on this machine */
@@ -130,12 +134,14 @@ typedef struct DsviTrainerArgs {
     DsviBackend *backend;
     DsviComm *comm; /* all ranks of the run, for host memory; NULL: one rank */
     const DsviCodec *codec;
-    const DsviDitConfig *config; /* shape of the model */
-    const DsviClipSizes *sizes;  /* of clips; NULL: the one of the settings */
-    dsvi_batch_size_fn *size_of; /* returns the size of a batch; not called if there is one size */
-    void *size_context;          /* passed to `size_of` */
-    DsviSparseLog *log;          /* receives decisions of the sparse layer and parallel plans; or NULL */
-    void *log_context;           /* passed to `log` */
+    const DsviDitConfig *config;    /* shape of the model */
+    const DsviClipSizes *sizes;     /* of clips; NULL: the one of the settings */
+    dsvi_batch_size_fn *size_of;    /* returns the size of a batch; not called if there is one size */
+    void *size_context;             /* passed to `size_of` */
+    const DsviDeviceSpeeds *speeds; /* with offload=auto; NULL: measured, if the options allow it */
+    DsviSparseLog *log;             /* receives decisions of the sparse layer and parallel plans; or NULL */
+    DsviSparseLog *plan_log;        /* receives the table of offload=auto; or NULL */
+    void *log_context;              /* passed to both logs */
 } DsviTrainerArgs;
 
 /* Plans and allocates memory and sets up all parts; the weights are not initialised. With several ranks,
@@ -146,10 +152,13 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out);
 void dsvi_trainer_free(DsviTrainer **trainer);
 
 /* Returns the device and host memory that a trainer of the same model would need with `settings`. Allocates
- * neither. `like` must have settings, backend, mesh, group, codec, config and `clips`; the rest is not used.
- */
+ * neither. `like` must have settings, backend, mesh, group, codec, config, `clips` and, with offload=auto,
+ * `speeds`, or zeros for nominal ones; the rest is not used. */
 DsvStatus dsvi_trainer_plan(const DsviTrainer *like, const DsvConfig *settings, DsviArena *plan,
                             DsviArena *host_plan);
+/* As dsvi_trainer_plan, and reports the choices of offload=auto to `log`, line by line. */
+DsvStatus dsvi_trainer_plan_report(const DsviTrainer *like, const DsvConfig *settings, DsviSparseLog *log,
+                                   void *log_context, DsviArena *plan, DsviArena *host_plan);
 
 /* Returns the number of this rank's first sample in the next micro-batch, and sets *size (may be NULL) to the
  * size of the micro-batch. */

@@ -5,6 +5,7 @@
 
 #include "base/memory_limit.h"
 #include "base/offload.h"
+#include "train/memory_plan.h"
 #include "train/trainer_sizes.h"
 
 DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings)
@@ -42,13 +43,17 @@ static void choose_states(DsviTrainer *t, dsvi_layout_fn *layout)
     dsvi_zero_host_state(&t->zero, best);
 }
 
-void dsvi_trainer_offload_choose(DsviTrainer *t, dsvi_layout_fn *layout)
+DsvStatus dsvi_trainer_offload_choose(DsviTrainer *t, dsvi_layout_fn *layout, size_t host_beside,
+                                      DsviSparseLog *log, void *log_context)
 {
+    if (dsvi_memory_plans(t->settings))
+        return dsvi_memory_plan_choose(t, layout, host_beside, log, log_context);
     if (dsvi_offloads(t->settings, "states"))
         choose_states(t, layout);
     if (dsvi_offloads(t->settings, "weights"))
         dsvi_dit_frozen_choose_lent(t->frozen, t->backend->device, true,
                                     (size_t)dsvi_memory_limit(t->settings), layout, t);
+    return DSV_OK;
 }
 
 void dsvi_trainer_offload_carve(void *trainer, DsviArena *arena)

@@ -15,8 +15,11 @@ extern "C" {
 DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings);
 /* Chooses how many blocks wait in host memory: the fewest with which the device memory that `layout` takes of
  * the trainer is at most memory_gib, because each costs time for its copies; all of them without memory_gib.
- * If no number suffices, the one with which it takes the least memory. Kept activations wait all or none. */
-void dsvi_trainer_offload_choose(DsviTrainer *trainer, dsvi_layout_fn *layout);
+ * If no number suffices, the one with which it takes the least memory. Kept activations wait all or none.
+ * offload=auto chooses both (memory_plan.h), knows that the run takes `host_beside` bytes of other host
+ * memory, and reports the choice to `log`, which may be NULL. */
+DsvStatus dsvi_trainer_offload_choose(DsviTrainer *trainer, dsvi_layout_fn *layout, size_t host_beside,
+                                      DsviSparseLog *log, void *log_context);
 /* Takes the host memory of what waits there (dsvi_layout_fn). */
 void dsvi_trainer_offload_carve(void *trainer, DsviArena *arena);
 /* Allocates that memory and counts it in trainer->host_arena. `log` receives a line if it cannot be

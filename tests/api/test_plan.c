@@ -186,12 +186,63 @@ static void test_refused(void **state)
             NULL);
 }
 
+/* Returns the line of the chosen setting, which begins with its value of `offload`. */
+static const char *chosen_line(const Said *said)
+{
+    for (int i = 0; i < said->count && i < LINES_MAX; i++)
+        if (strstr(said->line[i], "| chosen"))
+            return said->line[i];
+    fail_msg("no setting is chosen");
+    return NULL;
+}
+
+/* A device with fast copies lets state and activations wait in host memory, one with slow copies computes
+ * again. The same question has the same answer. */
+static void test_memory(void **state)
+{
+    static const char FAST[] = "{\"tflops\": 1, \"memory_gbs\": 1000, \"link_gbs\": 100, \"host_gib\": 8}";
+    static const char SLOW[] = "{\"tflops\": 1, \"memory_gbs\": 1000, \"link_gbs\": 9, \"host_gbs\": 0.002}";
+    DsvConfig config;
+    Said fast = {0}, slow = {0}, again = {0};
+    (void)state;
+    set_up(&config);
+    assert_ok(dsv_config_set(&config, "train_batch_size=8"));
+    DsvMemoryQuestion question = {.memory_gib = 0.28, .table = write_text("fast.json", FAST)};
+    assert_ok(dsv_plan_memory(&question, &config, listen, &fast));
+    assert_ok(dsv_plan_memory(&question, &config, listen, &again));
+    question.table = write_text("slow.json", SLOW);
+    assert_ok(dsv_plan_memory(&question, &config, listen, &slow));
+    for (int i = 0; strstr(fast.line[i], "model") == NULL; i++)
+        assert_string_equal(fast.line[i], again.line[i]);
+    assert_memory_equal(chosen_line(&fast), "states+residual  | by block ", 28);
+    assert_memory_equal(chosen_line(&slow), "none             | selective", 28);
+}
+
+static void memory_refused(DsvStatus status, const char *words, double gib, const char *table)
+{
+    DsvConfig config;
+    set_up(&config);
+    const DsvMemoryQuestion question = {gib, table ? write_text("device.json", table) : NULL};
+    assert_fails(status, words, dsv_plan_memory(&question, &config, listen, &(Said){0}));
+}
+
+static void test_memory_refused(void **state)
+{
+    (void)state;
+    memory_refused(DSV_E_USAGE, "the memory of the device is not given", 0, NULL);
+    memory_refused(DSV_E_FORMAT, "device.json: expected a JSON object, found an array of 1", 1, "[1]");
+    memory_refused(DSV_E_FORMAT, "device.json: speed is no key of a device", 1, "{\"speed\": 1}");
+    memory_refused(DSV_E_FORMAT, "device.json: tflops: expected a number above 0, found -1", 1,
+                   "{\"tflops\": -1}");
+    memory_refused(DSV_E_FORMAT, "device.json: link_gbs is missing", 1, "{\"tflops\": 1, \"memory_gbs\": 1}");
+    memory_refused(DSV_E_NO_MEMORY, "memory_gib allows 0.001; the most goes to ", 0.001, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_example),
-        cmocka_unit_test(test_measured_here),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_example), cmocka_unit_test(test_measured_here),  cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_memory),  cmocka_unit_test(test_memory_refused),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

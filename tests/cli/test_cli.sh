@@ -167,6 +167,10 @@ refuses 2 "report: expected RUN_DIR" report
 refuses 2 "report: -o needs FILE after it" report run -o
 refuses 2 "plan: --ranks 1: expected 2 or more" plan --ranks 1
 refuses 2 "plan: --ranks two: expected an integer" plan --ranks two
+refuses 2 "plan memory: --memory-gib 0: expected a number above 0" plan memory --memory-gib 0
+refuses 2 "plan memory: run.yaml and --config run.yaml: expected one of them" \
+    plan memory run.yaml --config run.yaml
+complains 2 "the memory of the device is not given" plan memory
 refuses 2 "version: x is one argument too many, expected none" version x
 refuses 2 "bench attention: no flag --densty, the nearest is --density" bench attention --densty 0.1
 refuses 2 "bench attention: --tokens 8k: expected an integer" bench attention --tokens 8k

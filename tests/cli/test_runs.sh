@@ -192,6 +192,14 @@ says 'it fits: '
 planned=$(grep -o 'weights [^,]*, gradients [^,]*, optimizer [^,]*, activations [^,]*, scratch [^,]*' said)
 wants 0 "${train[@]}" output_dir=wet
 [ -n "$planned" ] && says "$planned"
+# offload=auto prints what was compared and keeps it in the run folder.
+wants 0 "${train[@]}" --dry-run data.path=nowhere offload=auto
+says '| chosen'
+wants 0 "${train[@]}" output_dir=planned offload=auto
+says '| chosen'
+grep -q '| chosen' planned/decisions.jsonl || complain "the plan of memory is not in decisions.jsonl"
+wants 0 "$dsv" plan memory planned/config.yaml --memory-gib 2
+says '| chosen'
 wants 1 "${train[@]}" --dry-run model.num_layers=1000 model.num_attention_heads=40 \
     model.attention_head_dim=128 model.ffn_dim=13824
 says 'the run wants'

@@ -331,6 +331,38 @@ static void kept_activations_leave(void **state)
     close_bench(&b);
 }
 
+/* offload=auto chooses what waits in host memory, and a host that is too small for the least is refused
+ * before anything is allocated. */
+static void the_planner_needs_a_host(void **state)
+{
+    DsviArena kept, lent, kept_host, lent_host;
+    DsviTrainer *trainer;
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    const DsviTrainerArgs args = {
+        .settings = &b.settings, .backend = &b.backend, .codec = b.codec, .config = &b.config};
+    b.settings.lora_rank = 4;
+    b.settings.deterministic = true;
+    b.backend.device->kind = DSVI_DEVICE_CUDA;
+    plan_with(&b, "gradient_checkpointing=true", &kept, &kept_host);
+    plan_with(&b, "offload=weights+residual", &lent, &lent_host);
+    assert_ok(dsv_config_set(&b.settings, "offload=auto"));
+    b.settings.memory_gib = (double)(lent.used + 1) / 1073741824.0;
+    assert_ok(dsvi_trainer_create(&args, &trainer));
+    assert_true(trainer->arena.used <= lent.used && trainer->host_arena.used > kept_host.used);
+    assert_int_equal(dsvi_dit_frozen_lent(trainer->frozen), 6);
+    dsvi_trainer_free(&trainer);
+    b.backend.device->host_available = host_available;
+    host_free = kept_host.used;
+    assert_fails(DSV_E_NO_MEMORY, "1 rank on this machine wants ", dsvi_trainer_create(&args, &trainer));
+    b.settings.memory_gib = (double)kept.used / 1073741824.0 + 1e-4;
+    assert_ok(dsvi_trainer_create(&args, &trainer));
+    assert_int_equal(trainer->host_arena.used, kept_host.used);
+    dsvi_trainer_free(&trainer);
+    close_bench(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -341,6 +373,7 @@ int main(void)
         cmocka_unit_test(says_what_may_be_stored_in_8_bits),
         cmocka_unit_test(frozen_weights_leave_for_a_limit),
         cmocka_unit_test(kept_activations_leave),
+        cmocka_unit_test(the_planner_needs_a_host),
         cmocka_unit_test(tells_what_lists_take_of_the_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -152,6 +152,14 @@ void dsvi_dit_keep_blocks(DsviDit *dit, const DsviDitKept *blocks);
 void dsvi_dit_carve(DsviDit *dit, DsviArena *arena);
 void dsvi_dit_carve_pass(DsviDit *dit, DsviArena *arena);
 
+/* What the layout of dsvi_dit_carve_pass consists of, for plans of memory. dsvi_dit_own_bytes: device memory
+ * that a block has for itself if it keeps `kept` and nothing waits in host memory. dsvi_dit_input_bytes:
+ * that of the input of the head. dsvi_dit_gradients_from: gradients of `bucket` and later buckets, if
+ * gradients are in the memory of a pass; they are stored after what blocks of earlier buckets need. */
+size_t dsvi_dit_own_bytes(const DsviDit *dit, DsviDitKeep keep);
+size_t dsvi_dit_input_bytes(const DsviDit *dit);
+size_t dsvi_dit_gradients_from(const DsviDit *dit, int64_t bucket);
+
 /* Takes the page-locked host memory of kept activations that wait there. Its content is needed from a forward
  * pass to the end of its backward pass. */
 void dsvi_dit_carve_host(DsviDit *dit, DsviArena *arena);
@@ -225,6 +233,8 @@ DsvStatus dsvi_dit_backward(DsviDit *dit, const void *doutput, void *dlatents, v
  * layers, dsvi_dit_flops_attention those of the products q k^T and P v in self-attention and
  * cross-attention. */
 double dsvi_dit_flops_gemm(const DsviDitConfig *config, const DsviDitShape *shape);
+/* FLOPs of linear layers in one block; *ffn_in (may be NULL): those of the first feed-forward layer. */
+double dsvi_dit_flops_block(const DsviDitConfig *config, const DsviDitShape *shape, double *ffn_in);
 double dsvi_dit_flops_attention(const DsviDitConfig *config, const DsviDitShape *shape);
 
 #ifdef __cplusplus

@@ -7,6 +7,21 @@ static double linear_flops(int64_t rows, int64_t out, int64_t in)
     return 2.0 * (double)rows * (double)out * (double)in;
 }
 
+/* GEMMs q k v o of self-attention, q and o of cross-attention, k and v of the text, then two of the
+ * feed-forward layer. */
+double dsvi_dit_flops_block(const DsviDitConfig *config, const DsviDitShape *shape, double *ffn_in)
+{
+    int64_t width = dsvi_dit_width(config), image = shape->batch * shape->image_len;
+    int64_t rows = shape->batch * dsvi_dit_tokens(config, shape), text = shape->batch * shape->text_len;
+    double hidden = linear_flops(rows, config->ffn_dim, width);
+    double block = linear_flops(rows, 6 * width, width) + linear_flops(text, 2 * width, width) + 2 * hidden;
+    if (config->image_dim > 0)
+        block += linear_flops(image, 2 * width, width);
+    if (ffn_in)
+        *ffn_in = hidden;
+    return block;
+}
+
 double dsvi_dit_flops_gemm(const DsviDitConfig *config, const DsviDitShape *shape)
 {
     int64_t width = dsvi_dit_width(config), patch = config->patch[0] * config->patch[1] * config->patch[2];
@@ -16,16 +31,9 @@ double dsvi_dit_flops_gemm(const DsviDitConfig *config, const DsviDitShape *shap
                   linear_flops(text, width, config->text_dim) + linear_flops(text, width, width) +
                   linear_flops(shape->batch, width, config->freq_dim) +
                   linear_flops(shape->batch, 7 * width, width);
-    /* GEMMs q k v o of self-attention, q and o of cross-attention, k and v of the text, then two of the
-     * feed-forward layer */
-    double block = linear_flops(rows, 6 * width, width) + linear_flops(text, 2 * width, width) +
-                   2 * linear_flops(rows, config->ffn_dim, width);
-    if (config->image_dim > 0) {
-        int64_t image = shape->batch * shape->image_len;
-        ends += linear_flops(image, config->image_dim + width, config->image_dim);
-        block += linear_flops(image, 2 * width, width);
-    }
-    return ends + (double)config->num_layers * block;
+    if (config->image_dim > 0)
+        ends += linear_flops(shape->batch * shape->image_len, config->image_dim + width, config->image_dim);
+    return ends + (double)config->num_layers * dsvi_dit_flops_block(config, shape, NULL);
 }
 
 double dsvi_dit_flops_attention(const DsviDitConfig *config, const DsviDitShape *shape)

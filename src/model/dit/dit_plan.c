@@ -369,6 +369,35 @@ static void carve_blocks(DsviDit *dit, DsviArena *arena)
     dsvi_arena_overlay_end(arena, &over);
 }
 
+/* ---- parts of the layout ---- */
+
+size_t dsvi_dit_input_bytes(const DsviDit *dit)
+{
+    DsviArena arena;
+    dsvi_arena_plan(&arena);
+    dit_plan_take(&arena, kept(dit), dit->acc, dit->batch * dit->tokens * dit->width);
+    return arena.used;
+}
+
+size_t dsvi_dit_own_bytes(const DsviDit *dit, DsviDitKeep keep)
+{
+    DsviDitSaved saved;
+    DsviArena arena;
+    dsvi_arena_plan(&arena);
+    if (keep == DSVI_KEEP_ALL)
+        carve_saved(dit, &arena, true, &saved);
+    if (keep != DSVI_KEEP_INPUT)
+        carve_attended(dit, &arena, &saved);
+    return dsvi_dit_input_bytes(dit) + arena.used;
+}
+
+size_t dsvi_dit_gradients_from(const DsviDit *dit, int64_t bucket)
+{
+    const int64_t *begin = dit->shape.grad_begin;
+    int64_t end = dit->config.num_layers + 2;
+    return begin ? (size_t)(begin[end] - begin[bucket]) * dsvi_dtype_size(dit->acc) : 0;
+}
+
 /* ---- a pass ---- */
 
 static void carve_inputs(DsviDit *dit, DsviArena *arena)

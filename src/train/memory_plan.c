@@ -1,0 +1,548 @@
+/* Implements memory_plan.h.
+ *
+ * The table has a row for each way of gradient_checkpointing with everything on the device, and one for each
+ * of the values of `offload` that fit the run, with activations chosen block by block. A row's memory is that
+ * of the layout function with the row's choices. */
+#include "train/memory_plan.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory_limit.h"
+#include "ops/gemm_peak.h"
+#include "train/block_plan.h"
+#include "train/trainer_offload.h"
+#include "train/trainer_sizes.h"
+
+/* Pieces of memory are multiples of 256 bytes, and sums of pieces that are estimated apart may differ by a
+ * few of them. */
+enum { SLACK = 4096 };
+/* Of the device's free memory, what is left to its libraries if memory_gib does not say how much may be used:
+ * as in sampling (sample/sample_room.c). */
+static const size_t RESERVE = (size_t)1 << 30;
+static const double GIB = 1073741824.0;
+/* Backward passes of attention take about as long as three forward passes (docs/performance.md). */
+static const double ATTENTION_BACKWARD = 3;
+/* Bytes of device memory that an update reads and writes for each trained parameter: gradient, weight and two
+ * moments in F32, the weight again in BF16. */
+static const double UPDATE_BYTES = 30;
+
+/* The ways of a block, numbered as in DsviBlockPlan.way; bits of a set of ways. */
+static const DsviDitKept WAY[DSVI_BLOCK_WAYS] = {{DSVI_KEEP_ALL, false},
+                                                 {DSVI_KEEP_ATTENTION, false},
+                                                 {DSVI_KEEP_INPUT, false},
+                                                 {DSVI_KEEP_ATTENTION, true},
+                                                 {DSVI_KEEP_INPUT, true}};
+enum { ALL = 1, ATTENTION = 2, INPUT = 4, ATTENTION_WAITS = 8, INPUT_WAITS = 16 };
+enum { KEEPS = 3, SETS = 13, SETS_ON_DEVICE = 7 };
+static const int SET[SETS] = {
+    ALL,
+    ATTENTION,
+    INPUT,
+    ALL | ATTENTION,
+    ALL | INPUT,
+    ATTENTION | INPUT,
+    ALL | ATTENTION | INPUT,
+    /* sets with blocks in host memory */
+    ATTENTION | ATTENTION_WAITS,
+    INPUT | INPUT_WAITS,
+    ALL | ATTENTION | ATTENTION_WAITS,
+    ALL | INPUT | INPUT_WAITS,
+    ATTENTION | INPUT | ATTENTION_WAITS | INPUT_WAITS,
+    ALL | ATTENTION | INPUT | ATTENTION_WAITS | INPUT_WAITS,
+};
+
+/* What is known of one size of clips. */
+typedef struct SizePlans {
+    int64_t forward, backward; /* picoseconds of a block, without computing again */
+    double ends;               /* seconds of embeddings and head in both passes */
+    size_t before[SETS];       /* bytes of a pass beside those of the plans of a set */
+    DsviBlockPlans plans[SETS];
+} SizePlans;
+
+/* A row of the table: which choices it allows, the best of them, and what that takes. */
+typedef struct Row {
+    const char *keep; /* value of gradient_checkpointing for all blocks; NULL: block by block */
+    int first, end;   /* the sets of SET that are allowed */
+    bool moves;       /* state or weights wait in host memory */
+    int64_t level;    /* how many blocks of them */
+    const DsviBlockPlan *plan[DSVI_CLIP_SIZES_MAX]; /* by size of clips */
+    double seconds;                                 /* of a step */
+    size_t device, host;                            /* bytes */
+    bool fits;
+} Row;
+
+typedef struct Planner {
+    DsviTrainer *t;
+    dsvi_layout_fn *layout;
+    size_t limit;       /* bytes of device memory */
+    size_t host_limit;  /* bytes of host memory */
+    size_t host_beside; /* of these, what is taken by every choice */
+    int64_t levels;
+    size_t *begin;         /* (levels + 1) DsviTrainer.passes_begin by level */
+    size_t *moved;         /* (levels + 1) bytes that wait, by level */
+    SizePlans *plans[2];   /* (size_count) with the whole link for activations, and with half of it */
+    DsviChainBlock *block; /* (num_layers) */
+    DsviDitKept *kept;     /* (num_layers) */
+} Planner;
+
+bool dsvi_memory_plans(const DsvConfig *settings)
+{
+    return strcmp(settings->offload, "auto") == 0;
+}
+
+DsvStatus dsvi_memory_plan_speeds(const DsvConfig *settings, const DsviBackend *backend,
+                                  DsviDeviceSpeeds *speeds)
+{
+    *speeds = dsvi_device_speeds_nominal();
+    if (settings->deterministic)
+        return DSV_OK;
+    DSVI_TRY(dsvi_device_speeds_time_copies(backend->device, speeds));
+    return dsvi_gemm_peak(backend, dsvi_dit_act(settings), &speeds->flops);
+}
+
+static int64_t picoseconds(double seconds)
+{
+    return (int64_t)llround(seconds * 1e12);
+}
+
+/* ---- memory ---- */
+
+static DsviArena lay_out(const Planner *p)
+{
+    DsviArena plan;
+    dsvi_arena_plan(&plan);
+    p->layout(p->t, &plan);
+    return plan;
+}
+
+static void set_level(const Planner *p, int64_t level)
+{
+    DsviTrainer *t = p->t;
+    if (t->frozen)
+        dsvi_dit_frozen_lend(t->frozen, t->backend->device, level, true);
+    else
+        dsvi_zero_host_state(&t->zero, level);
+}
+
+static void apply(const Planner *p, const Row *row)
+{
+    set_level(p, row->level);
+    for (int64_t i = 0; i < p->t->size_count; i++) {
+        for (int64_t b = 0; b < p->t->config.num_layers; b++)
+            p->kept[b] = WAY[row->plan[i]->way[b]];
+        dsvi_dit_keep_blocks(p->t->sizes[i].dit, p->kept);
+    }
+}
+
+static size_t host_bytes(const Planner *p)
+{
+    DsviArena plan;
+    dsvi_arena_plan(&plan);
+    dsvi_trainer_offload_carve(p->t, &plan);
+    return plan.used;
+}
+
+/* ---- the chain of blocks ---- */
+
+/* Returns FLOPs of a forward pass of self-attention and cross-attention in one block; lists count with the
+ * density that they may have. */
+static double attention_flops(const DsviTrainer *t, const DsviDitShape *shape)
+{
+    const DsvConfig *s = t->settings;
+    double lists = s->sparse_target_density > 0 ? s->sparse_target_density : s->sparse_max_density;
+    return (s->sparse_enabled ? lists : 1) * dsvi_dit_flops_attention(&t->config, shape) /
+           (double)t->config.num_layers;
+}
+
+static DsviDitShape shape_of(const DsviTrainer *t, const DsviTrainerSize *size)
+{
+    return (DsviDitShape){.batch = t->settings->train_batch_size,
+                          .frames = size->latent.frames,
+                          .height = size->latent.height,
+                          .width = size->latent.width,
+                          .text_len = t->config.text_len};
+}
+
+/* Fills a block's times and ways; `link`: bytes per second for its copies. */
+static void fill_block(const DsviTrainer *t, const DsviTrainerSize *size, double link, DsviChainBlock *block)
+{
+    const DsviDitShape shape = shape_of(t, size);
+    double hidden, linear = dsvi_dit_flops_block(&t->config, &shape, &hidden), flops = t->speeds.flops;
+    double attention = attention_flops(t, &shape);
+    block->forward = picoseconds((linear + attention) / flops);
+    block->backward = picoseconds(((t->frozen ? 1 : 2) * linear + ATTENTION_BACKWARD * attention) / flops);
+    for (int w = 0; w < DSVI_BLOCK_WAYS; w++) {
+        size_t bytes = dsvi_dit_own_bytes(size->dit, WAY[w].keep);
+        double again = linear + (WAY[w].keep == DSVI_KEEP_INPUT ? attention : 0);
+        bool all = WAY[w].keep == DSVI_KEEP_ALL;
+        block->way[w] = (DsviBlockWay){
+            .shares = !all,
+            .waits = WAY[w].host,
+            .bytes = WAY[w].host ? 0 : bytes,
+            .again = all ? 0 : picoseconds(again / flops),
+            .again_last = all ? 0 : picoseconds(hidden / flops),
+            .copy = WAY[w].host ? picoseconds((double)bytes / link) : 0,
+        };
+    }
+}
+
+/* Returns whether a set allows blocks in host memory. */
+static bool set_waits(int set)
+{
+    return (SET[set] & (ATTENTION_WAITS | INPUT_WAITS)) != 0;
+}
+
+/* Returns the bytes of the two sets of buffers in which blocks take turns that wait in host memory. */
+static size_t stack_bytes(const DsviTrainerSize *size, int set)
+{
+    DsviDitKeep largest = SET[set] & ATTENTION_WAITS ? DSVI_KEEP_ATTENTION : DSVI_KEEP_INPUT;
+    return set_waits(set) ? 2 * dsvi_dit_own_bytes(size->dit, largest) : 0;
+}
+
+/* Fills the chain of a size. If blocks wait in host memory, one of their sets of buffers holds the input of
+ * the head. */
+static DsviChain make_chain(const Planner *p, const DsviTrainerSize *size, int set, double link)
+{
+    const DsviDit *dit = size->dit;
+    int64_t layers = p->t->config.num_layers;
+    fill_block(p->t, size, link, &p->block[0]);
+    for (int w = 0; w < DSVI_BLOCK_WAYS; w++)
+        p->block[0].way[w].allowed = SET[set] >> w & 1;
+    for (int64_t b = 0; b < layers; b++) {
+        p->block[b] = p->block[0];
+        p->block[b].after = dsvi_dit_gradients_from(dit, b + 1);
+    }
+    return (DsviChain){
+        .blocks = layers,
+        .block = p->block,
+        .end = set_waits(set) ? 0 : dsvi_dit_input_bytes(dit),
+        .after_end = dsvi_dit_gradients_from(dit, layers + 1),
+    };
+}
+
+/* Finds the plans of each set. The memory of a pass beside them is measured with plans that keep the same of
+ * every block, which the first three sets are: those are laid out. */
+static DsvStatus plan_size(const Planner *p, int64_t i, double link, SizePlans *out)
+{
+    DsviTrainer *t = p->t;
+    const DsviTrainerSize *size = &t->sizes[i];
+    size_t least[KEEPS];
+    for (int s = 0; s < SETS; s++) {
+        DsviChain chain = make_chain(p, size, s, link);
+        DSVI_TRY(dsvi_block_plans_find(&chain, &out->plans[s]));
+        out->forward = chain.block[0].forward;
+        out->backward = chain.block[0].backward;
+    }
+    for (int k = 0; k < KEEPS; k++) {
+        for (int64_t b = 0; b < t->config.num_layers; b++)
+            p->kept[b] = WAY[k];
+        dsvi_dit_keep_blocks(size->dit, p->kept);
+        (void)lay_out(p);
+        least[k] = size->pass_bytes - out->plans[k].plan[0].bytes;
+    }
+    for (int s = 0; s < SETS; s++)
+        out->before[s] = least[SET[s] & INPUT ? 2 : SET[s] & ATTENTION ? 1 : 0] + stack_bytes(size, s);
+    const DsviDitShape shape = shape_of(t, size);
+    double blocks = (double)t->config.num_layers * dsvi_dit_flops_block(&t->config, &shape, NULL);
+    out->ends = 3 * (dsvi_dit_flops_gemm(&t->config, &shape) - blocks) / t->speeds.flops;
+    return DSV_OK;
+}
+
+/* ---- the best choices of a row ---- */
+
+/* Returns which plans a row uses: copies of activations have half of the link beside those of weights. */
+static const SizePlans *plans_of(const Planner *p, const Row *row, int64_t size)
+{
+    bool half = p->t->frozen && row->moves && row->end == SETS;
+    return &p->plans[half][size];
+}
+
+/* Sets the fastest plan of a size in `bytes` of memory of a pass, or with `least` the smallest plan. Returns
+ * the memory that it takes; 0: there is no plan. */
+static size_t choose_plan(const SizePlans *plans, Row *row, int64_t size, size_t bytes, bool least)
+{
+    size_t taken = 0;
+    row->plan[size] = NULL;
+    for (int s = row->first; s < row->end; s++) {
+        size_t before = plans->before[s];
+        const DsviBlockPlan *plan = least ? &plans->plans[s].plan[0]
+                                    : bytes >= before
+                                        ? dsvi_block_plans_within(&plans->plans[s], bytes - before)
+                                        : NULL;
+        const DsviBlockPlan *best = row->plan[size];
+        if (plan && (!best || (least ? before + plan->bytes < taken : plan->time < best->time))) {
+            row->plan[size] = plan;
+            taken = before + plan->bytes;
+        }
+    }
+    return taken;
+}
+
+/* Returns the predicted seconds of a step. Copies of state hide behind the update, those of lent weights
+ * behind the blocks from one to the next. */
+static double predict(const Planner *p, const Row *row)
+{
+    const DsviTrainer *t = p->t;
+    double pass = 0, layers = (double)t->config.num_layers, level = (double)row->level;
+    double copied = (double)p->moved[row->level] / t->speeds.link;
+    double update = UPDATE_BYTES * (double)t->zero.shard.own / t->speeds.memory;
+    for (int64_t i = 0; i < t->size_count; i++) {
+        const SizePlans *plans = plans_of(p, row, i);
+        pass += (double)row->plan[i]->time * 1e-12 + plans->ends;
+        if (t->frozen && row->level > 0) {
+            double one = copied / level * (row->end == SETS ? 2 : 1), apart = layers / level * 1e-12;
+            pass += level * fmax(0, one - (double)plans->forward * apart) +
+                    level * fmax(0, one - (double)plans->backward * apart);
+        }
+    }
+    pass *= (double)t->settings->gradient_accumulation_steps / (double)t->size_count;
+    return pass + (t->frozen ? update : fmax(update, copied));
+}
+
+/* Returns the host memory of a choice, at most. */
+static size_t waiting_bytes(const Planner *p, const Row *row)
+{
+    size_t most = 0;
+    for (int64_t i = 0; i < p->t->size_count; i++) {
+        size_t bytes = 0;
+        for (int64_t b = 0; b < p->t->config.num_layers; b++) {
+            DsviDitKept kept = WAY[row->plan[i]->way[b]];
+            bytes += kept.host ? dsvi_dit_own_bytes(p->t->sizes[i].dit, kept.keep) : 0;
+        }
+        most = bytes > most ? bytes : most;
+    }
+    return p->host_beside + most + p->moved[row->level];
+}
+
+/* Chooses plans for all sizes with `level` blocks of state or weights in host memory. Returns the device
+ * memory that they take, about; 0: nothing fits into `limit`. */
+static size_t choose_at(const Planner *p, Row *row, int64_t level, size_t limit, bool least)
+{
+    size_t most = p->t->others_bytes, begin = p->begin[level];
+    row->level = level;
+    if (!least && begin + most > limit)
+        return 0;
+    for (int64_t i = 0; i < p->t->size_count; i++) {
+        size_t taken = choose_plan(plans_of(p, row, i), row, i, least ? 0 : limit - begin, least);
+        if (taken == 0)
+            return 0;
+        most = taken > most ? taken : most;
+    }
+    row->seconds = predict(p, row);
+    return begin + most;
+}
+
+/* Finds the fastest choice of a row within the limits; without any, the one that takes the least. */
+static void choose_within(const Planner *p, Row *row)
+{
+    int64_t from = row->moves ? 1 : 0, to = row->moves ? p->levels : 0;
+    Row best = *row, small = *row;
+    size_t least = SIZE_MAX, limit = p->limit > SLACK ? p->limit - SLACK : 0;
+    bool found = false;
+    for (int64_t level = from; level <= to; level++) {
+        Row try = *row;
+        size_t bytes = choose_at(p, &try, level, limit, false);
+        if (bytes > 0 && waiting_bytes(p, &try) <= p->host_limit && (!found || try.seconds < best.seconds)) {
+            best = try;
+            found = true;
+        }
+        bytes = choose_at(p, &try, level, 0, true);
+        if (bytes < least) {
+            small = try;
+            least = bytes;
+        }
+    }
+    *row = found ? best : small;
+}
+
+/* Chooses for a row and lays out what the choice takes. */
+static void fill_row(const Planner *p, Row *row)
+{
+    choose_within(p, row);
+    apply(p, row);
+    row->device = lay_out(p).used;
+    row->host = p->host_beside + host_bytes(p);
+    row->fits = row->device <= p->limit && row->host <= p->host_limit;
+}
+
+/* ---- the table ---- */
+
+/* Names what waits in host memory, as a value of the option offload. */
+static const char *offload_name(const Planner *p, const Row *row)
+{
+    bool waits = row->end == SETS;
+    if (!row->moves)
+        return waits ? "residual" : "none";
+    if (p->t->frozen)
+        return waits ? "weights+residual" : "weights";
+    return waits ? "states+residual" : "states";
+}
+
+/* Counts the blocks of each way in the main size. */
+static void count_ways(const Planner *p, const Row *row, int64_t count[DSVI_BLOCK_WAYS])
+{
+    memset(count, 0, DSVI_BLOCK_WAYS * sizeof *count);
+    for (int64_t b = 0; b < p->t->config.num_layers; b++)
+        count[row->plan[p->t->main_size]->way[b]]++;
+}
+
+static void report_row(const Planner *p, const Row *row, bool chosen, DsviSparseLog *log, void *context)
+{
+    char line[256];
+    int64_t count[DSVI_BLOCK_WAYS];
+    count_ways(p, row, count);
+    snprintf(line, sizeof line,
+             "%-16s | %-9s | %4" PRId64 " %9" PRId64 " %4" PRId64 " %4" PRId64 " | %5" PRId64
+             " | %10.3f | %8.3f | %8.4g | %s",
+             offload_name(p, row), row->keep ? row->keep : "by block", count[0], count[1] + count[3],
+             count[2] + count[4], count[3] + count[4], row->level, (double)row->device / GIB,
+             (double)row->host / GIB, row->seconds,
+             chosen      ? "chosen"
+             : row->fits ? "fits"
+                         : "too much");
+    log(context, line);
+}
+
+static void report(const Planner *p, const Row *rows, int count, const Row *chosen, DsviSparseLog *log,
+                   void *context)
+{
+    const DsviDeviceSpeeds *speeds = &p->t->speeds;
+    char line[256];
+    snprintf(
+        line, sizeof line,
+        "memory plan: at most %.3f GiB of device memory; predicted with %.3g TFLOP/s, %.4g GB/s of device "
+        "memory and %.3g GB/s to and from the host",
+        (double)p->limit / GIB, speeds->flops * 1e-12, speeds->memory * 1e-9, speeds->link * 1e-9);
+    log(context, line);
+    snprintf(line, sizeof line, "%-16s | %-9s | %4s %9s %4s %4s | %5s | %10s | %8s | %8s |", "offload",
+             "recompute", "all", "selective", "true", "host", "moved", "device GiB", "host GiB", "s/step");
+    log(context, line);
+    for (int i = 0; i < count; i++)
+        report_row(p, &rows[i], &rows[i] == chosen, log, context);
+}
+
+/* Returns the fastest row that fits, of equal ones the first, which copies less; without any the one that
+ * takes the least device memory. */
+static const Row *best_row(const Row *rows, int count)
+{
+    const Row *best = NULL, *small = &rows[0];
+    for (int i = 0; i < count; i++) {
+        if (rows[i].fits && (!best || rows[i].seconds < best->seconds))
+            best = &rows[i];
+        small = rows[i].device < small->device ? &rows[i] : small;
+    }
+    return best ? best : small;
+}
+
+static void choose(const Planner *p, DsviSparseLog *log, void *context)
+{
+    Row rows[] = {
+        {.keep = "false", .first = 0, .end = 1},
+        {.keep = "selective", .first = 1, .end = 2},
+        {.keep = "true", .first = 2, .end = 3},
+        {.first = 0, .end = SETS_ON_DEVICE},
+        {.first = 0, .end = SETS_ON_DEVICE, .moves = true},
+        {.first = SETS_ON_DEVICE, .end = SETS},
+        {.first = SETS_ON_DEVICE, .end = SETS, .moves = true},
+    };
+    const int count = sizeof rows / sizeof *rows;
+    for (int i = 0; i < count; i++)
+        fill_row(p, &rows[i]);
+    const Row *chosen = best_row(rows, count);
+    apply(p, chosen);
+    if (log)
+        report(p, rows, count, chosen, log, context);
+}
+
+/* ---- the planner ---- */
+
+static DsvStatus allocate(Planner *p)
+{
+    size_t levels = (size_t)p->levels + 1, layers = (size_t)p->t->config.num_layers;
+    size_t sizes = (size_t)p->t->size_count;
+    p->begin = calloc(levels, sizeof *p->begin);
+    p->moved = calloc(levels, sizeof *p->moved);
+    p->plans[0] = calloc(sizes, sizeof *p->plans[0]);
+    p->plans[1] = calloc(sizes, sizeof *p->plans[1]);
+    p->block = calloc(layers, sizeof *p->block);
+    p->kept = calloc(layers, sizeof *p->kept);
+    return p->begin && p->moved && p->plans[0] && p->plans[1] && p->block && p->kept
+               ? DSV_OK
+               : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to plan %zu blocks", layers);
+}
+
+static void release(Planner *p)
+{
+    for (int half = 0; half < 2; half++) {
+        for (int64_t i = 0; p->plans[half] && i < p->t->size_count; i++)
+            for (int s = 0; s < SETS; s++)
+                dsvi_block_plans_free(&p->plans[half][i].plans[s]);
+        free(p->plans[half]);
+    }
+    free(p->begin);
+    free(p->moved);
+    free(p->block);
+    free(p->kept);
+}
+
+/* Finds what does not depend on the limit. */
+static DsvStatus measure(Planner *p)
+{
+    DsviTrainer *t = p->t;
+    for (int64_t level = 0; level <= p->levels; level++) {
+        set_level(p, level);
+        (void)lay_out(p);
+        p->begin[level] = t->passes_begin;
+        p->moved[level] = host_bytes(p);
+    }
+    set_level(p, 0);
+    for (int half = 0; half < 2; half++)
+        for (int64_t i = 0; i < t->size_count; i++)
+            DSVI_TRY(plan_size(p, i, t->speeds.link / (1 + half), &p->plans[half][i]));
+    return DSV_OK;
+}
+
+/* Returns the bytes of device memory that may be used. */
+static size_t device_limit(const DsviTrainer *t)
+{
+    DsviDevice *device = t->backend->device;
+    size_t limit = (size_t)dsvi_memory_limit(t->settings), used = device->memory_used(device);
+    size_t left = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    if (limit > 0)
+        return limit < device->memory_bytes ? limit : device->memory_bytes;
+    return left > RESERVE ? left - RESERVE : left;
+}
+
+DsvStatus dsvi_memory_plan_choose(DsviTrainer *t, dsvi_layout_fn *layout, size_t host_beside,
+                                  DsviSparseLog *log, void *log_context)
+{
+    DsviDevice *device = t->backend->device;
+    size_t available = device->host_available(device);
+    Planner p = {
+        .t = t,
+        .layout = layout,
+        .limit = device_limit(t),
+        .host_limit = available > 0 ? available : SIZE_MAX,
+        .host_beside = host_beside,
+        .levels = t->frozen ? t->config.num_layers : t->zero.shard.buckets,
+    };
+    if (t->group)
+        return DSVI_FAIL(
+            DSV_E_UNSUPPORTED,
+            "offload is auto and %lld ranks share a clip, expected cp_size=1 or another value of "
+            "offload",
+            (long long)t->mesh.cp_ranks);
+    if (t->speeds.flops == 0)
+        t->speeds = dsvi_device_speeds_nominal();
+    DsvStatus status = allocate(&p);
+    if (status == DSV_OK)
+        status = measure(&p);
+    if (status == DSV_OK)
+        choose(&p, log, log_context);
+    release(&p);
+    return status;
+}
