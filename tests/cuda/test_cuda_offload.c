@@ -1,6 +1,6 @@
 /* Training steps with lists that stay on the GPU and with offloaded lists (sparse.offload_lists) give the
- * same bits in every mode of gradient checkpointing. Lists are so long that their copies overlap with
- * attention. */
+ * same bits in every mode of gradient checkpointing, and so do those whose state and activations wait in host
+ * memory as offload=auto chooses. Lists are so long that their copies overlap with attention. */
 #include "base/rng.h"
 #include "cuda/gpu.h"
 #include "test.h"
@@ -58,15 +58,14 @@ typedef struct Trained {
     double loss[STEPS];
     float *weights;
     size_t bytes;
+    size_t used; /* planned device memory */
 } Trained;
 
 /* Trains STEPS steps. One of the five blocks runs dense. With `crowded` the device has no memory for the
  * lists of two consecutive blocks at once. */
-static void train(const char *keep, bool offload, bool crowded, Trained *out)
+static void train(DsvConfig settings, bool crowded, Trained *out)
 {
     static const double share[2][BLOCKS] = {{0.2, 0.25, NAN, 0.1, 0.3}, {0.33, 0.33, 0.05, NAN, 0.32}};
-    DsvConfig settings = settings_of(keep, offload);
-    DsviDevice *device = gpu_backend.device;
     double density[BLOCKS * HEADS];
     DsviTrainer *t;
     DsviDitConfig config;
@@ -93,12 +92,49 @@ static void train(const char *keep, bool offload, bool crowded, Trained *out)
         dsvi_sparse_block_report(t->sparse, i, &report);
         assert_true(report.over_lists == !isnan(share[crowded][i]));
     }
+    out->used = t->arena.used;
     out->bytes = (size_t)t->zero.shard.own * sizeof(float);
     out->weights = malloc(out->bytes);
     assert_non_null(out->weights);
-    assert_ok(device->download(device->stream, out->weights, t->zero.master.data, out->bytes));
-    assert_ok(device->sync(device->stream));
+    assert_ok(dsvi_zero_fetch(&t->zero, DSVI_STATE_MASTER, t->host_flat));
+    memcpy(out->weights, t->host_flat, out->bytes);
     dsvi_trainer_free(&t);
+}
+
+static void same_bits(const Trained *kept, const Trained *moved, const char *what)
+{
+    for (int step = 0; step < STEPS; step++)
+        if (!(kept->loss[step] == moved->loss[step]))
+            fail_msg("%s, step %d: loss %.17g, offloaded %.17g", what, step + 1, kept->loss[step],
+                     moved->loss[step]);
+    assert_int_equal(kept->bytes, moved->bytes);
+    assert_memory_equal(kept->weights, moved->weights, kept->bytes);
+}
+
+/* offload=auto with limits from the least memory upwards. */
+static void planned(void **state)
+{
+    DsvConfig settings = settings_of("false", false);
+    Trained all, least;
+    (void)state;
+    train(settings, false, &all);
+    settings = settings_of("true", false);
+    assert_ok(dsv_config_set(&settings, "offload=states+residual"));
+    train(settings, false, &least);
+    same_bits(&all, &least, "states+residual");
+    for (int i = 0; i < 4; i++) {
+        Trained some;
+        settings = settings_of("false", false);
+        assert_ok(dsv_config_set(&settings, "offload=auto"));
+        double bytes = (double)least.used + 1e5 + i * (double)(all.used - least.used) / 4;
+        settings.memory_gib = bytes / 1073741824.0;
+        train(settings, false, &some);
+        assert_true((double)some.used <= bytes);
+        same_bits(&all, &some, "auto");
+        free(some.weights);
+    }
+    free(all.weights);
+    free(least.weights);
 }
 
 static void kept_or_offloaded(void **state)
@@ -107,14 +143,9 @@ static void kept_or_offloaded(void **state)
     (void)state;
     for (int i = 0; i < 6; i++) {
         Trained kept, offloaded;
-        train(keep[i % 3], false, i >= 3, &kept);
-        train(keep[i % 3], true, i >= 3, &offloaded);
-        for (int step = 0; step < STEPS; step++)
-            if (!(kept.loss[step] == offloaded.loss[step]))
-                fail_msg("gradient_checkpointing=%s, step %d: loss %.17g, offloaded %.17g", keep[i % 3],
-                         step + 1, kept.loss[step], offloaded.loss[step]);
-        assert_int_equal(kept.bytes, offloaded.bytes);
-        assert_memory_equal(kept.weights, offloaded.weights, kept.bytes);
+        train(settings_of(keep[i % 3], false), i >= 3, &kept);
+        train(settings_of(keep[i % 3], true), i >= 3, &offloaded);
+        same_bits(&kept, &offloaded, keep[i % 3]);
         free(kept.weights);
         free(offloaded.weights);
     }
@@ -123,7 +154,7 @@ static void kept_or_offloaded(void **state)
 /* Runs only in deterministic mode, since bits cannot be compared if sums have no fixed order. */
 static int run(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(kept_or_offloaded)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(kept_or_offloaded), cmocka_unit_test(planned)};
     return gpu_backend.device->deterministic ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }
 
