@@ -526,7 +526,7 @@ DsvStatus dsvi_memory_plan_choose(DsviTrainer *t, dsvi_layout_fn *layout, size_t
         .t = t,
         .layout = layout,
         .limit = device_limit(t),
-        .host_limit = available > 0 ? available : SIZE_MAX,
+        .host_limit = available > 0 ? available / (size_t)(t->here.ranks > 1 ? t->here.ranks : 1) : SIZE_MAX,
         .host_beside = host_beside,
         .levels = t->frozen ? t->config.num_layers : t->zero.shard.buckets,
     };

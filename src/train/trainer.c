@@ -322,6 +322,7 @@ static DsvStatus trainer_prepare(const DsviTrainerArgs *args, const DsviMesh *me
     DSVI_TRY_GOTO(status, trainer_make_parts(t, args->log, args->log_context), fail);
     if (args->speeds)
         t->speeds = *args->speeds;
+    t->here.ranks = args->ranks_here;
     DsviArena host;
     dsvi_arena_plan(&host);
     trainer_carve_host(t, &host);
@@ -352,6 +353,7 @@ DsvStatus dsvi_trainer_plan_report(const DsviTrainer *like, const DsvConfig *set
         .config = &like->config,
         .sizes = &like->clips,
         .speeds = &like->speeds,
+        .ranks_here = like->here.ranks,
         .plan_log = log,
         .log_context = log_context,
     };
@@ -412,7 +414,10 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
     DsviTrainerArgs with_speeds = *args;
     *out = NULL;
     if (dsvi_memory_plans(args->settings) && !args->speeds) {
+        DsviPeersOnMachine here;
+        DSVI_TRY(dsvi_peers_on_machine(args->comm, 0, &here));
         DSVI_TRY(dsvi_memory_plan_speeds(args->settings, args->backend, &speeds));
+        with_speeds.ranks_here = here.ranks;
         with_speeds.speeds = &speeds;
     }
     DSVI_TRY(trainer_make_groups(args, &mesh, &group));

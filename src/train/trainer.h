@@ -139,6 +139,8 @@ typedef struct DsviTrainerArgs {
     dsvi_batch_size_fn *size_of;    /* returns the size of a batch; not called if there is one size */
     void *size_context;             /* passed to `size_of` */
     const DsviDeviceSpeeds *speeds; /* with offload=auto; NULL: measured, if the options allow it */
+    int64_t ranks_here;             /* with offload=auto: ranks that share the host's memory; 0: counted by
+                                     * dsvi_trainer_create */
     DsviSparseLog *log;             /* receives decisions of the sparse layer and parallel plans; or NULL */
     DsviSparseLog *plan_log;        /* receives the table of offload=auto; or NULL */
     void *log_context;              /* passed to both logs */
