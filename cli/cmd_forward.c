@@ -21,6 +21,8 @@ static const char text[] =
     "grad_encoder_hidden_states and grad.NAME for every weight. A model that takes the\n"
     "states of an image (Wan 2.1 I2V) also needs encoder_hidden_states_image\n"
     "(B, R, image_dim), or (2 B, R / 2, image_dim) for first and last frames (FLF2V).\n"
+    "With timestep (B, 2) the first latent frame has a time of its own, the first one,\n"
+    "and is left out of the loss (Wan 2.2 TI2V-5B).\n"
     "\n"
     "If MODEL is a VAE, IN has video (B, 3, T, H, W), latents_random (B, z, T, H, W)\n"
     "or both, and OUT gets moments, mode, latents_normalized and decoded of the video,\n"

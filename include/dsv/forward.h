@@ -27,6 +27,9 @@ extern "C" {
  * A model of Wan 2.1 I2V also reads `encoder_hidden_states_image` (B, R, image_dim), the states of an image;
  * one with a table of positions (FLF2V) reads those of two images, (2 B, R / 2, image_dim).
  *
+ * With `timestep` (B, 2) the first latent frame has a time of its own, the first of the two, and is left out
+ * of the loss (Wan 2.2 TI2V-5B, which continues a picture).
+ *
  * Written to `out_path`, all in F32: `output` (B, C, F, H, W); with `grad` also `loss` (1), the mean of
  * (output - target)^2 over all elements, `grad_hidden_states`, `grad_encoder_hidden_states`
  * (and that of the image's states), and `grad.NAME` for every weight NAME of the model.

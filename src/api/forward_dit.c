@@ -56,6 +56,16 @@ static DsvStatus read_image_shape(Pass *p, const DsviSafetensors *in)
     return DSV_OK;
 }
 
+/* Checks the shape of the timesteps: one of each sample, or also one of the sample's first latent frame. */
+static DsvStatus read_times(Pass *p, const DsviSafetensors *in)
+{
+    const DsviStoredTensor *timestep = dsvi_safetensors_find(in, TIMESTEP);
+    const int64_t shape[2] = {p->shape.batch, 2};
+    p->shape.given_first = timestep && timestep->ndim == 2;
+    p->shape.loss = p->grad && p->shape.given_first;
+    return dsvi_safetensors_require_floating(in, TIMESTEP, p->shape.given_first ? 2 : 1, shape, &timestep);
+}
+
 /* Checks the shapes of the input tensors and takes the batch's shape from them. */
 static DsvStatus read_shapes(Pass *p, const DsviSafetensors *in)
 {
@@ -67,7 +77,7 @@ static DsvStatus read_shapes(Pass *p, const DsviSafetensors *in)
     p->shape.frames = latents->shape[2];
     p->shape.height = latents->shape[3];
     p->shape.width = latents->shape[4];
-    DSVI_TRY(dsvi_safetensors_require_floating(in, TIMESTEP, 1, (int64_t[]){p->shape.batch}, &other));
+    DSVI_TRY(read_times(p, in));
     DSVI_TRY(dsvi_safetensors_require_floating(in, TEXT, 3,
                                                (int64_t[]){p->shape.batch, -1, p->config.text_dim}, &other));
     p->shape.text_len = other->shape[1];
@@ -121,7 +131,7 @@ static void forward_carve(void *context, DsviArena *arena)
     p->output = dsvi_arena_take(arena, DSVI_MEM_DATA, output);
     p->target = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? output : 0);
     p->dlatents = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? latent : 0);
-    p->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
+    p->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, (p->shape.given_first ? 2 : 1) * batch);
     p->loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
     p->text = dsvi_arena_take(arena, DSVI_MEM_DATA, text);
     p->dtext = dsvi_arena_take(arena, DSVI_MEM_DATA, p->grad ? text : 0);
@@ -229,6 +239,15 @@ static DsvStatus upload_inputs(Pass *p, const DsviSafetensors *in)
     return p->grad ? upload_tensor(p, in, TARGET, p->target) : DSV_OK;
 }
 
+/* Runs the backward pass of the loss that the model computes, which leaves the first latent frame out. */
+static DsvStatus run_loss_backward(Pass *p)
+{
+    const DsviDitLoss loss = {.target = p->target, .grad_scale = 1, .loss = p->loss};
+    DSVI_TRY(dsvi_dit_forward(p->dit, p->latents, p->timestep, p->text, NULL, &loss));
+    return p->lora.file ? dsvi_dit_backward(p->dit, NULL, NULL, NULL)
+                        : dsvi_dit_backward(p->dit, NULL, p->dlatents, p->dtext);
+}
+
 /* Computes the loss and runs the backward pass. The gradient of the output overwrites the target, because the
  * output itself is written to the file later. */
 static DsvStatus run_backward(Pass *p)
@@ -243,6 +262,8 @@ static DsvStatus run_backward(Pass *p)
         .loss = p->loss,
         .doutput = p->target,
     };
+    if (p->shape.given_first)
+        return run_loss_backward(p);
     DSVI_TRY(p->backend.ops.mse.run(p->backend.device->stream, &args));
     return p->lora.file ? dsvi_dit_backward(p->dit, p->target, NULL, NULL)
                         : dsvi_dit_backward(p->dit, p->target, p->dlatents, p->dtext);

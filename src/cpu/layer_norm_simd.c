@@ -53,7 +53,8 @@ static void layer_norm_forward_rows(void *context, int64_t begin, int64_t end, i
 {
     const DsviLayerNormArgs *args = context;
     (void)worker;
-    for (int64_t row = begin; row < end; row++) {
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = dsvi_listed_row(&args->only, args->tokens, i);
         if (args->act == DSVI_BF16)
             layer_norm_forward_row(DSVI_BF16, args, row);
         else
@@ -65,8 +66,8 @@ static DsvStatus cpu_layer_norm_fwd(DsviStream *stream, const DsviLayerNormArgs 
 {
     (void)stream;
     DSVI_TRY(dsvi_simd_check("layer_norm", args->act, args->acc));
-    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels),
-                      layer_norm_forward_rows, (void *)args);
+    dsvi_parallel_for(args->batch * dsvi_listed_tokens(&args->only, args->tokens),
+                      dsvi_rows_per_piece(args->channels), layer_norm_forward_rows, (void *)args);
     return DSV_OK;
 }
 
@@ -98,7 +99,8 @@ static void layer_norm_backward_rows(void *context, int64_t begin, int64_t end, 
 {
     const DsviLayerNormArgs *args = context;
     (void)worker;
-    for (int64_t row = begin; row < end; row++) {
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = dsvi_listed_row(&args->only, args->tokens, i);
         if (args->act == DSVI_BF16)
             layer_norm_backward_row(DSVI_BF16, args, row);
         else
@@ -106,8 +108,8 @@ static void layer_norm_backward_rows(void *context, int64_t begin, int64_t end, 
     }
 }
 
-/* Adds the gradients of scale and shift of `columns` columns, summed over `rows` rows starting at
- * `first_row`, which share the scale and shift. */
+/* Adds the gradients of scale and shift of `columns` columns, summed over `rows` processed rows
+ * starting at number `first_row`, which share the scale and shift. */
 DSVI_SPECIALISED void layer_norm_modulation_columns(DsviDtype act, const DsviLayerNormArgs *args,
                                                     int64_t first_row, int64_t rows, int64_t first,
                                                     int64_t columns)
@@ -115,7 +117,8 @@ DSVI_SPECIALISED void layer_norm_modulation_columns(DsviDtype act, const DsviLay
     float scale_total[DSVI_COLUMNS] = {0}, shift_total[DSVI_COLUMNS] = {0};
     for (int64_t begin = 0; begin < rows; begin += DSVI_ROWS) {
         float scale_part[DSVI_COLUMNS] = {0}, shift_part[DSVI_COLUMNS] = {0};
-        for (int64_t row = first_row + begin; row < first_row + dsvi_min(begin + DSVI_ROWS, rows); row++) {
+        for (int64_t i = first_row + begin; i < first_row + dsvi_min(begin + DSVI_ROWS, rows); i++) {
+            int64_t row = dsvi_listed_row(&args->only, args->tokens, i);
             const float *x = (const float *)args->x + row * args->channels + first;
             const void *dy = dsvi_at(act, args->dy, row * args->channels + first);
             float mean = ((const float *)args->mean)[row], rstd = ((const float *)args->rstd)[row];
@@ -130,7 +133,8 @@ DSVI_SPECIALISED void layer_norm_modulation_columns(DsviDtype act, const DsviLay
             shift_total[c] += shift_part[c];
         }
     }
-    int64_t at = layer_norm_modulation_of(args, first_row) + first;
+    int64_t at = layer_norm_modulation_of(args, dsvi_listed_row(&args->only, args->tokens, first_row)) +
+                 first;
     for (int64_t c = 0; c < columns; c++) {
         ((float *)args->dscale)[at + c] += scale_total[c];
         ((float *)args->dshift)[at + c] += shift_total[c];
@@ -142,7 +146,8 @@ DSVI_SPECIALISED void layer_norm_modulation_columns(DsviDtype act, const DsviLay
 static void layer_norm_modulation_pieces(void *context, int64_t begin, int64_t end, int worker)
 {
     const DsviLayerNormArgs *args = context;
-    int64_t rows = args->sample_stride ? args->tokens : args->batch * args->tokens;
+    int64_t listed = dsvi_listed_tokens(&args->only, args->tokens);
+    int64_t rows = args->sample_stride ? listed : args->batch * listed;
     int64_t blocks = dsvi_pieces(args->channels, DSVI_COLUMNS);
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
@@ -157,11 +162,11 @@ static void layer_norm_modulation_pieces(void *context, int64_t begin, int64_t e
 static DsvStatus cpu_layer_norm_bwd(DsviStream *stream, const DsviLayerNormArgs *args)
 {
     int64_t sets = args->sample_stride ? args->batch : 1;
+    int64_t rows = args->batch * dsvi_listed_tokens(&args->only, args->tokens);
     DSVI_TRY(dsvi_simd_check("layer_norm", args->act, args->acc));
-    if (args->batch * args->tokens == 0)
+    if (rows == 0)
         return DSV_OK;
-    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels),
-                      layer_norm_backward_rows, (void *)args);
+    dsvi_parallel_for(rows, dsvi_rows_per_piece(args->channels), layer_norm_backward_rows, (void *)args);
     dsvi_parallel_for(sets * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, layer_norm_modulation_pieces,
                       (void *)args);
     return args->then ? DSVI_SIMD(gate_residual_bwd)(stream, args->then) : DSV_OK;

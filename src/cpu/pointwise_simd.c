@@ -27,7 +27,8 @@ static void gate_forward_rows(void *context, int64_t begin, int64_t end, int wor
 {
     const DsviGateResidualArgs *args = context;
     (void)worker;
-    for (int64_t row = begin; row < end; row++) {
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = dsvi_listed_row(&args->only, args->tokens, i);
         if (args->act == DSVI_BF16)
             gate_forward_row(DSVI_BF16, args, row);
         else
@@ -39,8 +40,8 @@ static DsvStatus cpu_gate_residual_fwd(DsviStream *stream, const DsviGateResidua
 {
     (void)stream;
     DSVI_TRY(dsvi_simd_check("gate_residual", args->act, args->acc));
-    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), gate_forward_rows,
-                      (void *)args);
+    dsvi_parallel_for(args->batch * dsvi_listed_tokens(&args->only, args->tokens),
+                      dsvi_rows_per_piece(args->channels), gate_forward_rows, (void *)args);
     return DSV_OK;
 }
 
@@ -65,7 +66,8 @@ static void gate_backward_rows(void *context, int64_t begin, int64_t end, int wo
 {
     const DsviGateResidualArgs *args = context;
     (void)worker;
-    for (int64_t row = begin; row < end; row++) {
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = dsvi_listed_row(&args->only, args->tokens, i);
         if (args->act == DSVI_BF16)
             gate_backward_row(DSVI_BF16, args, row);
         else
@@ -79,10 +81,12 @@ DSVI_SPECIALISED void gate_columns(DsviDtype act, const DsviGateResidualArgs *ar
                                    int64_t first, int64_t columns)
 {
     float total[DSVI_COLUMNS] = {0};
-    for (int64_t begin = 0; begin < args->tokens; begin += DSVI_ROWS) {
+    int64_t listed = dsvi_listed_tokens(&args->only, args->tokens);
+    for (int64_t begin = 0; begin < listed; begin += DSVI_ROWS) {
         float part[DSVI_COLUMNS] = {0};
-        for (int64_t s = begin; s < dsvi_min(begin + DSVI_ROWS, args->tokens); s++) {
-            int64_t at = (sample * args->tokens + s) * args->channels + first;
+        for (int64_t s = begin; s < dsvi_min(begin + DSVI_ROWS, listed); s++) {
+            int64_t row = dsvi_listed_row(&args->only, args->tokens, sample * listed + s);
+            int64_t at = row * args->channels + first;
             const float *dout = (const float *)args->dout + at;
             const void *y = dsvi_at(act, args->y, at);
 #pragma omp simd
@@ -110,14 +114,43 @@ static void gate_pieces(void *context, int64_t begin, int64_t end, int worker)
     }
 }
 
-DsvStatus DSVI_SIMD(gate_residual_bwd)(DsviStream *stream, const DsviGateResidualArgs *args)
+/* Adds the sum of dy over the listed tokens of all samples to dy_sum, for a range of columns. */
+DSVI_SPECIALISED void gate_sum_listed(DsviDtype act, const DsviGateResidualArgs *args, int64_t first,
+                                      int64_t columns)
 {
-    DSVI_TRY(dsvi_simd_check("gate_residual", args->act, args->acc));
-    dsvi_parallel_for(args->batch * args->tokens, dsvi_rows_per_piece(args->channels), gate_backward_rows,
-                      (void *)args);
-    if (args->gate)
-        dsvi_parallel_for(args->batch * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, gate_pieces,
-                          (void *)args);
+    float total[DSVI_COLUMNS] = {0};
+    int64_t rows = args->batch * args->only.count;
+    for (int64_t begin = 0; begin < rows; begin += DSVI_ROWS) {
+        float part[DSVI_COLUMNS] = {0};
+        for (int64_t i = begin; i < dsvi_min(begin + DSVI_ROWS, rows); i++) {
+            int64_t row = dsvi_listed_row(&args->only, args->tokens, i);
+            const void *dy = dsvi_at(act, args->dy, row * args->channels + first);
+#pragma omp simd
+            for (int64_t c = 0; c < columns; c++)
+                part[c] += dsvi_get(act, dy, c);
+        }
+        for (int64_t c = 0; c < columns; c++)
+            total[c] += part[c];
+    }
+    for (int64_t c = 0; c < columns; c++)
+        ((float *)args->dy_sum)[first + c] += total[c];
+}
+
+static void gate_sum_pieces(void *context, int64_t begin, int64_t end, int worker)
+{
+    const DsviGateResidualArgs *args = context;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t first = i * DSVI_COLUMNS, columns = dsvi_min(DSVI_COLUMNS, args->channels - first);
+        if (args->act == DSVI_BF16)
+            gate_sum_listed(DSVI_BF16, args, first, columns);
+        else
+            gate_sum_listed(DSVI_F32, args, first, columns);
+    }
+}
+
+static DsvStatus gate_dy_sum(DsviStream *stream, const DsviGateResidualArgs *args)
+{
     DsviColSumArgs sum = {.m = args->batch * args->tokens,
                           .n = args->channels,
                           .x_dtype = args->act,
@@ -125,7 +158,21 @@ DsvStatus DSVI_SIMD(gate_residual_bwd)(DsviStream *stream, const DsviGateResidua
                           .ldx = args->channels,
                           .y_dtype = args->acc,
                           .y = args->dy_sum};
-    return args->dy_sum ? DSVI_SIMD(col_sum)(stream, &sum) : DSV_OK;
+    if (!args->only.token)
+        return DSVI_SIMD(col_sum)(stream, &sum);
+    dsvi_parallel_for(dsvi_pieces(args->channels, DSVI_COLUMNS), 1, gate_sum_pieces, (void *)args);
+    return DSV_OK;
+}
+
+DsvStatus DSVI_SIMD(gate_residual_bwd)(DsviStream *stream, const DsviGateResidualArgs *args)
+{
+    DSVI_TRY(dsvi_simd_check("gate_residual", args->act, args->acc));
+    dsvi_parallel_for(args->batch * dsvi_listed_tokens(&args->only, args->tokens),
+                      dsvi_rows_per_piece(args->channels), gate_backward_rows, (void *)args);
+    if (args->gate)
+        dsvi_parallel_for(args->batch * dsvi_pieces(args->channels, DSVI_COLUMNS), 1, gate_pieces,
+                          (void *)args);
+    return args->dy_sum ? gate_dy_sum(stream, args) : DSV_OK;
 }
 
 /* ---- add ---- */

@@ -28,6 +28,7 @@ extern "C" {
 
 typedef struct DsviLayerNormArgs {
     int64_t batch, tokens, channels; /* B, S, C */
+    DsviTokenList only;
     double eps;
     double one_plus; /* the 1 or 0 that is added to `scale`: 1 for AdaLN modulation, 0 for an affine norm */
     int64_t sample_stride; /* elements from one sample's scale (or shift) to the next sample's; 0: all samples
@@ -38,17 +39,19 @@ typedef struct DsviLayerNormArgs {
     const void *shift;     /* (B or 1, C) acc, rows sample_stride apart */
     void *y;               /* (B, S, C) act; forward only */
     void *mean, *rstd;     /* (B, S) acc: written by forward, read by backward */
-    const DsviGateResidualArgs *sum; /* Forward only, or NULL. A gate_residual_fwd of the same sizes and
-                                      * dtypes, which layer_norm_fwd executes before the norm; sum->out must
-                                      * be the same memory as `x`, and sum->y may be the same as `y`. */
+    const DsviGateResidualArgs
+        *sum; /* Forward only, or NULL. A gate_residual_fwd of the same sizes,
+               * tokens and dtypes, which layer_norm_fwd executes before the norm; sum->out must
+               * be the same memory as `x`, and sum->y may be the same as `y`. */
     /* backward only */
     const void *dy;        /* (B, S, C) act */
     void *dx;              /* (B, S, C) acc, added to */
     void *dscale, *dshift; /* shaped like scale and shift, same sample_stride; the gradients are added to
                             * them */
-    const DsviGateResidualArgs *then; /* Backward only, or NULL. A gate_residual_bwd of the same sizes and
-                                       * dtypes, which layer_norm_bwd executes after the norm; then->dout must
-                                       * be the same memory as `dx`, and then->dy may be the same as `dy`. */
+    const DsviGateResidualArgs
+        *then; /* Backward only, or NULL. A gate_residual_bwd of the same sizes,
+                * tokens and dtypes, which layer_norm_bwd executes after the norm; then->dout must
+                * be the same memory as `dx`, and then->dy may be the same as `dy`. */
 } DsviLayerNormArgs;
 
 typedef DsvStatus dsvi_layer_norm_fn(DsviStream *stream, const DsviLayerNormArgs *args);

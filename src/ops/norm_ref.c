@@ -13,10 +13,11 @@
 
 DsvStatus dsvi_layer_norm_fwd_ref(DsviStream *stream, const DsviLayerNormArgs *args)
 {
-    int64_t channels = args->channels;
+    int64_t channels = args->channels, listed = dsvi_listed_tokens(&args->only, args->tokens);
     if (args->sum)
         DSVI_TRY(dsvi_gate_residual_fwd_ref(stream, args->sum));
-    for (int64_t row = 0; row < args->batch * args->tokens; row++) {
+    for (int64_t i = 0; i < args->batch * listed; i++) {
+        int64_t row = dsvi_listed_row(&args->only, args->tokens, i);
         int64_t start = row * channels, modulation = row / args->tokens * args->sample_stride;
         double mean = 0, variance = 0;
         for (int64_t c = 0; c < channels; c++)
@@ -55,15 +56,16 @@ static double layer_norm_dz(const DsviLayerNormArgs *args, int64_t row, int64_t 
            (args->one_plus + dsvi_load(args->acc, args->scale, modulation + c));
 }
 
-/* Adds the gradients of scale and shift, summed over `rows` rows starting at `first_row`. All these rows
- * share the scale and shift at offset `modulation`. */
-static void layer_norm_modulation_grad(const DsviLayerNormArgs *args, int64_t first_row, int64_t rows,
+/* Adds the gradients of scale and shift, summed over `rows` processed rows starting at number `first`. All
+ * these rows share the scale and shift at offset `modulation`. */
+static void layer_norm_modulation_grad(const DsviLayerNormArgs *args, int64_t first, int64_t rows,
                                        int64_t modulation)
 {
     for (int64_t c = 0; c < args->channels; c++) {
         double dscale = dsvi_load(args->acc, args->dscale, modulation + c);
         double dshift = dsvi_load(args->acc, args->dshift, modulation + c);
-        for (int64_t row = first_row; row < first_row + rows; row++) {
+        for (int64_t i = first; i < first + rows; i++) {
+            int64_t row = dsvi_listed_row(&args->only, args->tokens, i);
             double dy = dsvi_load(args->act, args->dy, row * args->channels + c);
             dscale += dy * layer_norm_z(args, row, c);
             dshift += dy;
@@ -75,8 +77,9 @@ static void layer_norm_modulation_grad(const DsviLayerNormArgs *args, int64_t fi
 
 DsvStatus dsvi_layer_norm_bwd_ref(DsviStream *stream, const DsviLayerNormArgs *args)
 {
-    int64_t channels = args->channels;
-    for (int64_t row = 0; row < args->batch * args->tokens; row++) {
+    int64_t channels = args->channels, listed = dsvi_listed_tokens(&args->only, args->tokens);
+    for (int64_t i = 0; i < args->batch * listed; i++) {
+        int64_t row = dsvi_listed_row(&args->only, args->tokens, i);
         double mean_g = 0, mean_gz = 0, rstd = dsvi_load(args->acc, args->rstd, row);
         for (int64_t c = 0; c < channels; c++) {
             double g = layer_norm_dz(args, row, c);
@@ -92,10 +95,10 @@ DsvStatus dsvi_layer_norm_bwd_ref(DsviStream *stream, const DsviLayerNormArgs *a
         }
     }
     if (args->sample_stride == 0)
-        layer_norm_modulation_grad(args, 0, args->batch * args->tokens, 0);
+        layer_norm_modulation_grad(args, 0, args->batch * listed, 0);
     else
         for (int64_t b = 0; b < args->batch; b++)
-            layer_norm_modulation_grad(args, b * args->tokens, args->tokens, b * args->sample_stride);
+            layer_norm_modulation_grad(args, b * listed, listed, b * args->sample_stride);
     return args->then ? dsvi_gate_residual_bwd_ref(stream, args->then) : DSV_OK;
 }
 

@@ -35,12 +35,32 @@ typedef struct DsviActivationArgs {
 } DsviActivationArgs;
 typedef DsvStatus dsvi_activation_fn(DsviStream *stream, const DsviActivationArgs *args);
 
+/* Tokens of each sample that an op processes. The op neither reads nor writes the rows of other tokens, and
+ * its sums over tokens leave them out. */
+typedef struct DsviTokenList {
+    const int32_t *token; /* (count) device memory, ascending; NULL: all tokens */
+    int64_t count;        /* at least 1; without `token` not read */
+} DsviTokenList;
+
+/* Returns how many of a sample's `tokens` tokens are processed. */
+static inline int64_t dsvi_listed_tokens(const DsviTokenList *only, int64_t tokens)
+{
+    return only->token ? only->count : tokens;
+}
+
+/* Returns the row, among those of all samples' tokens, of processed row number `i`. */
+static inline int64_t dsvi_listed_row(const DsviTokenList *only, int64_t tokens, int64_t i)
+{
+    return only->token ? i / only->count * tokens + only->token[i % only->count] : i;
+}
+
 /* gate_residual_fwd: out = x + gate * y, with one gate row per sample; out = x + y if gate is NULL.
  * gate_residual_bwd: dy = gate * dout; dgate += sum over tokens of dout * y. The gradient of x is dout
  *     itself. Optionally dy_sum += sum over samples and tokens of dy, which is the gradient of a bias added
  *     last to y; a variant may round dy to act before summing. */
 typedef struct DsviGateResidualArgs {
     int64_t batch, tokens, channels;
+    DsviTokenList only;
     int64_t gate_stride; /* elements from one sample's gate to the next */
     DsviDtype act, acc;  /* activation dtype, accumulation dtype */
     const void *x;       /* (B, S, C) acc; forward only */

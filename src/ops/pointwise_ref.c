@@ -3,8 +3,6 @@
 
 #include <math.h>
 
-#include "ops/gemm.h"
-
 static double logistic(double x)
 {
     return 1 / (1 + exp(-x));
@@ -78,39 +76,45 @@ static double gate_of(const DsviGateResidualArgs *args, int64_t b, int64_t c)
 
 DsvStatus dsvi_gate_residual_fwd_ref(DsviStream *stream, const DsviGateResidualArgs *args)
 {
-    int64_t sample = args->tokens * args->channels;
+    int64_t listed = dsvi_listed_tokens(&args->only, args->tokens), channels = args->channels;
     (void)stream;
-    for (int64_t i = 0; i < args->batch * sample; i++) {
-        double gate = gate_of(args, i / sample, i % args->channels);
-        dsvi_store(args->acc, args->out, i,
-                   dsvi_load(args->acc, args->x, i) + gate * dsvi_load(args->act, args->y, i));
-    }
+    for (int64_t row = 0; row < args->batch * listed; row++)
+        for (int64_t c = 0; c < channels; c++) {
+            int64_t at = dsvi_listed_row(&args->only, args->tokens, row) * channels + c;
+            double gate = gate_of(args, row / listed, c);
+            dsvi_store(args->acc, args->out, at,
+                       dsvi_load(args->acc, args->x, at) + gate * dsvi_load(args->act, args->y, at));
+        }
     return DSV_OK;
 }
 
 DsvStatus dsvi_gate_residual_bwd_ref(DsviStream *stream, const DsviGateResidualArgs *args)
 {
-    int64_t sample = args->tokens * args->channels;
-    for (int64_t i = 0; i < args->batch * sample; i++) {
-        double gate = gate_of(args, i / sample, i % args->channels);
-        dsvi_store(args->act, args->dy, i, gate * dsvi_load(args->acc, args->dout, i));
+    int64_t listed = dsvi_listed_tokens(&args->only, args->tokens), channels = args->channels;
+    (void)stream;
+    for (int64_t row = 0; row < args->batch * listed; row++)
+        for (int64_t c = 0; c < channels; c++) {
+            int64_t at = dsvi_listed_row(&args->only, args->tokens, row) * channels + c;
+            double gate = gate_of(args, row / listed, c);
+            dsvi_store(args->act, args->dy, at, gate * dsvi_load(args->acc, args->dout, at));
+        }
+    for (int64_t i = 0; args->gate && i < args->batch * channels; i++) {
+        int64_t b = i / channels, c = i % channels, of_gate = b * args->gate_stride + c;
+        double sum = dsvi_load(args->acc, args->dgate, of_gate);
+        for (int64_t row = b * listed; row < (b + 1) * listed; row++) {
+            int64_t at = dsvi_listed_row(&args->only, args->tokens, row) * channels + c;
+            sum += dsvi_load(args->acc, args->dout, at) * dsvi_load(args->act, args->y, at);
+        }
+        dsvi_store(args->acc, args->dgate, of_gate, sum);
     }
-    for (int64_t i = 0; args->gate && i < args->batch * args->channels; i++) {
-        int64_t b = i / args->channels, c = i % args->channels, at = b * args->gate_stride + c;
-        double sum = dsvi_load(args->acc, args->dgate, at);
-        for (int64_t s = 0; s < args->tokens; s++)
-            sum += dsvi_load(args->acc, args->dout, b * sample + s * args->channels + c) *
-                   dsvi_load(args->act, args->y, b * sample + s * args->channels + c);
-        dsvi_store(args->acc, args->dgate, at, sum);
+    for (int64_t c = 0; args->dy_sum && c < channels; c++) {
+        double sum = dsvi_load(args->acc, args->dy_sum, c);
+        for (int64_t row = 0; row < args->batch * listed; row++)
+            sum += dsvi_load(args->act, args->dy,
+                             dsvi_listed_row(&args->only, args->tokens, row) * channels + c);
+        dsvi_store(args->acc, args->dy_sum, c, sum);
     }
-    DsviColSumArgs sum = {.m = args->batch * args->tokens,
-                          .n = args->channels,
-                          .x_dtype = args->act,
-                          .x = args->dy,
-                          .ldx = args->channels,
-                          .y_dtype = args->acc,
-                          .y = args->dy_sum};
-    return args->dy_sum ? dsvi_col_sum_ref(stream, &sum) : DSV_OK;
+    return DSV_OK;
 }
 
 DsvStatus dsvi_add_ref(DsviStream *stream, const DsviAddArgs *args)

@@ -92,6 +92,7 @@ static void fill_case(GoldenDit *c, const char *model, const cJSON *item)
         .height = (int64_t)cJSON_GetArrayItem(thw, 1)->valuedouble,
         .width = (int64_t)cJSON_GetArrayItem(thw, 2)->valuedouble,
         .text_len = (int64_t)number(item, "text_len"),
+        .given_first = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(item, "given_first")),
         .image_len = image_len ? (int64_t)image_len->valuedouble : 0,
         .bf16_output = number(bf16, "output_rel_l2"),
         .bf16_dlatents = number(bf16, "grad_hidden_states_rel_l2"),
@@ -103,7 +104,7 @@ static void fill_case(GoldenDit *c, const char *model, const cJSON *item)
 
 int golden_dit_cases(GoldenDit cases[GOLDEN_CASES_MAX])
 {
-    static const char *const model[] = {"dit_a", "dit_c", "dit_i2v", "dit_clip", "dit_flf"};
+    static const char *const model[] = {"dit_a", "dit_c", "dit_i2v", "dit_clip", "dit_flf", "dit_ti2v"};
     int count = 0;
     for (size_t m = 0; m < sizeof model / sizeof *model; m++) {
         if (root != committed && access(golden_path(model[m]), F_OK) != 0)

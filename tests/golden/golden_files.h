@@ -5,6 +5,7 @@
 #ifndef DSVI_TEST_GOLDEN_FILES_H
 #define DSVI_TEST_GOLDEN_FILES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { GOLDEN_NAME = 64, GOLDEN_CASES_MAX = 16 };
@@ -24,11 +25,12 @@ typedef struct GoldenDit {
     char model[GOLDEN_NAME], name[GOLDEN_NAME]; /* files are in <model> and <model>/<name> */
     int64_t batch, frames, height, width, text_len;
     int64_t image_len; /* 0: the model takes no image rows */
+    bool given_first;  /* the first latent frame has a time of its own, and no loss */
     /* relative L2 errors of PyTorch's BF16 autocast against its own F32 run */
     double bf16_output, bf16_dlatents, bf16_worst_grad;
 } GoldenDit;
 
-/* The cases of dit_a, then those of dit_c, dit_i2v, dit_clip and dit_flf. Returns how many. */
+/* The cases of dit_a, then those of dit_c, dit_i2v, dit_clip, dit_flf and dit_ti2v. Returns how many. */
 int golden_dit_cases(GoldenDit cases[GOLDEN_CASES_MAX]);
 
 #endif

@@ -48,6 +48,7 @@ SETS = [
     ("dit_clip", make_dit.write_clip),
     ("dit_flf", make_dit.write_flf),
     ("dit_i2v", make_dit.write_i2v),
+    ("dit_ti2v", make_dit.write_ti2v),
     ("pipe_a", make_pipeline.write),
     ("pipe_clip", make_i2v.write_clip),
     ("pipe_experts", make_experts.write),

@@ -102,6 +102,12 @@ def watch(model, found):
         module.register_forward_hook(lambda module, inputs, output, key=key: found.update({key: output}))
 
 
+def times_of_tokens(times, thw):
+    """What diffusers takes for two times per sample, the first for the tokens of the first latent frame."""
+    in_frame = thw[1] // 2 * (thw[2] // 2)
+    return torch.cat([times[:, :1].expand(-1, in_frame), times[:, 1:].expand(-1, (thw[0] - 1) * in_frame)], 1)
+
+
 WITH_GRADIENT = ("hidden_states", "encoder_hidden_states", "encoder_hidden_states_image")
 
 
@@ -113,9 +119,14 @@ def run(config, weights, inputs, dtype, autocast=False):
         watch(model, inside)
         given = {name: inputs[name].to(dtype, copy=True).requires_grad_() for name in WITH_GRADIENT
                  if name in inputs}
+        timestep = inputs["timestep"].to(dtype)
+        given_first = timestep.ndim == 2
+        if given_first:
+            timestep = times_of_tokens(timestep, inputs["hidden_states"].shape[2:])
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            output = model(timestep=inputs["timestep"].to(dtype), return_dict=False, **given)[0]
-        loss = ((output.to(dtype) - inputs["target"].to(dtype)) ** 2).mean()
+            output = model(timestep=timestep, return_dict=False, **given)[0]
+        errors = (output.to(dtype) - inputs["target"].to(dtype)) ** 2
+        loss = errors[:, :, 1:].mean() if given_first else errors.mean()
         loss.backward()
     results = {"output": output, "loss": loss.view(1),
                **{f"grad_{name}": tensor.grad for name, tensor in given.items()}}
@@ -138,8 +149,9 @@ def to_f32(tensors):
     return {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
 
 
-def write_case(folder, random, config, weights, batch, thw, text_len):
-    """One forward and backward pass. Returns the folder's name and its description."""
+def write_case(folder, random, config, weights, batch, thw, text_len, given_first=False):
+    """One forward and backward pass. `given_first`: the first latent frame has a time of its own and no loss.
+    Returns the folder's name and its description."""
     name = f"b{batch}_{'x'.join(map(str, thw))}"
     drawn = random_inputs(random, batch, thw, text_len, config["text_dim"])
     latents, target = mix(drawn)
@@ -148,6 +160,8 @@ def write_case(folder, random, config, weights, batch, thw, text_len):
         latents = torch.cat([latents, random.normal(batch, beside, *thw)], dim=1)
     inputs = {"hidden_states": latents, "target": target, "timestep": drawn["timestep"],
               "encoder_hidden_states": drawn["encoder_hidden_states"]}
+    if given_first:
+        inputs["timestep"] = torch.stack([torch.tensor([0, 37.5])[:batch], drawn["timestep"]], dim=1)
     image_len = config.get("pos_embed_seq_len") or config.get("image_dim", 0) and 9
     if image_len:
         halves = 2 if "pos_embed_seq_len" in config else 1  # of two pictures, which diffusers joins
@@ -159,9 +173,10 @@ def write_case(folder, random, config, weights, batch, thw, text_len):
     save(folder / name / "inputs.safetensors", inputs)
     save(folder / name / "expected_f64.safetensors", exact[0])
     save(folder / name / "grads.safetensors", to_f32(exact[1]))
-    if config["num_layers"] == 2 and not image_len:
+    if config["num_layers"] == 2 and not image_len and not given_first:
         save(folder / name / "intermediates.safetensors", to_f32(exact[2]))
-    lengths = {"text_len": text_len, **({"image_len": image_len} if image_len else {})}
+    lengths = {"text_len": text_len, **({"image_len": image_len} if image_len else {}),
+               **({"given_first": True} if given_first else {})}
     return name, {"batch": batch, "latent_thw": list(thw), **lengths,
                   "f32_against_f64": errors_between(single, exact),
                   "bf16_autocast_against_f32": errors_between(rounded, single)}
@@ -252,6 +267,19 @@ def write_i2v(folder):
     write_config(folder, config)
     save(folder / "diffusion_pytorch_model.safetensors", weights)
     cases = [write_case(folder, random, config, weights, 2, (2, 4, 6), 5)]
+    describe(folder, seed, ABOUT, cases=dict(cases))
+
+
+def write_ti2v(folder):
+    """Two blocks of one head; the first latent frame is given, as for Wan2.2-TI2V-5B from a picture."""
+    seed = 26
+    config = {"num_layers": 2, "num_attention_heads": 1, "attention_head_dim": 32, "ffn_dim": 24,
+              "freq_dim": 16, "text_dim": 8}
+    random = Random(seed)
+    weights = random_weights(random, config)
+    write_config(folder, config)
+    save(folder / "diffusion_pytorch_model.safetensors", weights)
+    cases = [write_case(folder, random, config, weights, 2, (3, 4, 6), 5, given_first=True)]
     describe(folder, seed, ABOUT, cases=dict(cases))
 
 

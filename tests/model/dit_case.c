@@ -19,7 +19,7 @@ static void carve(DitCase *c, DsviArena *arena)
     c->weights.grad = c->shape.backward && !c->shape.grad_begin ? take(c, arena, acc, flat) : NULL;
     c->latents = take(c, arena, acc, c->in_elements);
     c->dlatents = take(c, arena, acc, c->in_elements);
-    c->timestep = take(c, arena, acc, c->shape.batch);
+    c->timestep = take(c, arena, acc, c->times);
     c->loss = take(c, arena, acc, c->shape.batch);
     c->text = take(c, arena, acc, c->text_elements);
     c->dtext = take(c, arena, acc, c->text_elements);
@@ -77,6 +77,7 @@ static void open_case(DitCase *c, const DsviDitConfig *config, const DsviDitShap
     c->in_elements = places * config->in_channels;
     c->out_elements = places * config->out_channels;
     c->text_elements = shape->batch * shape->text_len * config->text_dim;
+    c->times = shape->batch * (shape->given_first ? 2 : 1);
     c->image_elements = shape->batch * shape->image_len * config->image_dim;
     assert_ok(dsvi_cpu_open(isa, threads, &c->backend));
     assert_ok(dsvi_param_table_make(config, &c->table));
@@ -168,7 +169,7 @@ void dit_case_randomise(DitCase *c, uint32_t stream)
     fill(c, c->target, c->out_elements, rng);
     rng.stream++;
     fill(c, c->image, c->image_elements, (DsviRng){12, DSVI_RNG_TEST, stream});
-    for (int64_t b = 0; b < c->shape.batch; b++)
+    for (int64_t b = 0; b < c->times; b++)
         dsvi_store(c->acc, c->timestep, b, (float)(1000 * dsvi_rng_uniform(rng, (uint64_t)b)));
 }
 
@@ -191,6 +192,11 @@ void dit_case_gradients(DitCase *c)
         .loss = c->loss,
         .doutput = c->doutput,
     };
+    if (c->shape.given_first) { /* the model knows which frames its loss leaves out */
+        dit_case_forward(c);
+        dit_case_loss_gradients(c);
+        return;
+    }
     assert_ok(device->clear(device->stream, c->weights.grad, flat));
     dit_case_forward(c);
     assert_ok(c->backend.ops.mse.run(device->stream, &mse));

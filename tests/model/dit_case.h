@@ -15,6 +15,7 @@ typedef struct DitCase {
     DsviParamTable table;
     DsviSparse *sparse; /* NULL: dense attention */
     DsviDit *dit;
+    int64_t times;                                                    /* elements of timestep */
     int64_t in_elements, out_elements, text_elements, image_elements; /* of the arrays of the whole batch */
 
     const DsviDitKept *kept; /* NULL: what the shape says */

@@ -339,13 +339,14 @@ static void feed_forward_parts_are_the_whole(void **state)
                  {DSVI_KEEP_INPUT, 7},   {DSVI_KEEP_INPUT, 30},    {DSVI_KEEP_INPUT, 61},
                  {DSVI_KEEP_INPUT, 1000}};
     (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
         DitCase whole, parts;
         DsviDitShape shape = dit_case_small_shape(DSVI_F64);
         shape.batch = 3;
-        shape.keep = cases[i].keep;
+        shape.keep = cases[i / 2].keep;
+        shape.given_first = shape.loss = i % 2;
         open_shape(&whole, &shape, "ref", 1);
-        shape.ffn_rows = cases[i].rows;
+        shape.ffn_rows = cases[i / 2].rows;
         open_shape(&parts, &shape, "ref", 1);
         dit_case_gradients(&whole);
         dit_case_gradients(&parts);
@@ -487,6 +488,8 @@ static void refuses_shapes(void **state)
         {{.batch = 1, .frames = 1, .height = 3, .width = 2, .text_len = 1}, "height of the latent is 3"},
         {{.batch = 1, .frames = 0, .height = 2, .width = 2, .text_len = 1}, "frames of the latent is 0"},
         {{.batch = 1, .frames = 1, .height = 2, .width = 130, .text_len = 1}, "width of the latent is 65"},
+        {{.batch = 1, .frames = 1, .height = 2, .width = 2, .text_len = 1, .given_first = true},
+         "1 latent frames in patches of 1 frames: a clip that begins with a given frame"},
     };
     DsviBackend backend;
     DsviDitConfig config = dit_case_small_config();

@@ -9,7 +9,7 @@ enum { CASE_RANKS_MAX = 4 };
 typedef struct Shared {
     DsviDtype act;
     DsviDitKeep keep;
-    bool loss;
+    bool loss, given_first;
     int64_t head_ranks;
     DsviBackend backend[CASE_RANKS_MAX]; /* one for each rank's group */
     DsviCpGroup *group[CASE_RANKS_MAX];
@@ -35,6 +35,7 @@ static DsviDitShape shape_of(const Shared *shared)
                           .height = 8,
                           .width = 10,
                           .text_len = 5,
+                          .given_first = shared->given_first,
                           .act = shared->act,
                           .backward = true,
                           .keep = shared->keep,
@@ -134,16 +135,17 @@ static void compare(const Shared *shared, int64_t ranks, const DitCase *one, dou
     }
 }
 
-static void check(DsviDtype act, DsviDitKeep keep, bool loss, double bound, double grad_bound)
+static void check_frames(bool given_first, DsviDtype act, DsviDitKeep keep, bool loss, double bound,
+                         double grad_bound)
 {
     /* number of ranks, number of ranks that divide heads */
     static const int64_t layout[][2] = {{2, 1}, {2, 2}, {3, 1}, {3, 3}, {4, 1}, {4, 2}};
     static Shared shared;
     DitCase one;
-    shared = (Shared){.act = act, .keep = keep, .loss = loss};
+    shared = (Shared){.act = act, .keep = keep, .loss = loss, .given_first = given_first};
     DsvConfig settings = dense_settings(0);
     DsviDitShape shape = shape_of(&shared);
-    shape.loss = false; /* the single rank computes the loss from its output */
+    shape.loss = given_first; /* otherwise the single rank computes the loss from its output */
     fill_case(&one, &shape, &settings);
     assert_ok(dsvi_sparse_step_begin(one.sparse, 1, true));
     dit_case_gradients(&one);
@@ -159,6 +161,18 @@ static void check(DsviDtype act, DsviDitKeep keep, bool loss, double bound, doub
         }
     }
     dit_case_close(&one);
+}
+
+static void check(DsviDtype act, DsviDitKeep keep, bool loss, double bound, double grad_bound)
+{
+    check_frames(false, act, keep, loss, bound, grad_bound);
+}
+
+/* The tokens of the first frame, which have a time of their own and no loss, belong to few of the ranks. */
+static void with_a_given_frame(void **state)
+{
+    (void)state;
+    check_frames(true, DSVI_F64, DSVI_KEEP_INPUT, true, 1e-13, 1e-12);
 }
 
 static void in_f64(void **state)
@@ -187,6 +201,7 @@ int main(void)
         cmocka_unit_test(in_f64),
         cmocka_unit_test(in_f32),
         cmocka_unit_test(in_bf16),
+        cmocka_unit_test(with_a_given_frame),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

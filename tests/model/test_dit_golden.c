@@ -37,8 +37,10 @@ static void open_golden(DitCase *c, const Golden *g, DsviDtype act, const char *
         .width = g->width,
         .text_len = g->text_len,
         .image_len = g->image_len,
+        .given_first = g->given_first,
         .act = act,
         .backward = true,
+        .loss = g->given_first,
         .keep = keep,
     };
     snprintf(path, sizeof path, "%s/config.json", g->model);

@@ -17,7 +17,8 @@ static DsvConfig sparse_settings(const char *order, double target_mass)
 }
 
 /* Opens a model with two samples of 3 x 4 x 5 tokens; `settings` NULL: dense attention in raster order. */
-static void open_case(DitCase *c, DsviDtype act, const DsvConfig *settings, DsviDitKeep keep)
+static void open_case(DitCase *c, DsviDtype act, const DsvConfig *settings, DsviDitKeep keep,
+                      bool given_first)
 {
     DsviDitConfig config = dit_case_small_config();
     DsviDitShape shape = {.batch = 2,
@@ -25,9 +26,11 @@ static void open_case(DitCase *c, DsviDtype act, const DsvConfig *settings, Dsvi
                           .height = 8,
                           .width = 10,
                           .text_len = 5,
+                          .given_first = given_first,
                           .act = act,
                           .backward = true,
-                          .keep = keep};
+                          .keep = keep,
+                          .loss = given_first};
     dit_case_open(c, &config, &shape, "auto", 2, settings);
     float *flat = dit_case_random_weights(&c->table, 0.1);
     dit_case_set_weights(c, flat);
@@ -66,14 +69,14 @@ static void compare(const DitCase *found, const DitCase *expected, const char *w
 static const char *const ORDERS[] = {"hilbert", "raster", "hilbert3d", "tube", "cube"};
 enum { ORDER_COUNT = sizeof ORDERS / sizeof *ORDERS };
 
-static void check_orders(bool full_lists)
+static void check_orders(bool full_lists, bool given_first)
 {
     DitCase dense, ordered;
-    open_case(&dense, DSVI_F32, NULL, DSVI_KEEP_ALL);
+    open_case(&dense, DSVI_F32, NULL, DSVI_KEEP_ALL, given_first);
     gradients_of_a_step(&dense);
     for (int i = 0; i < ORDER_COUNT; i++) {
         DsvConfig settings = sparse_settings(ORDERS[i], 1);
-        open_case(&ordered, DSVI_F32, &settings, DSVI_KEEP_ALL);
+        open_case(&ordered, DSVI_F32, &settings, DSVI_KEEP_ALL, given_first);
         if (full_lists)
             dsvi_sparse_force(ordered.sparse, true);
         gradients_of_a_step(&ordered);
@@ -93,13 +96,14 @@ static void check_orders(bool full_lists)
 static void orders_change_nothing(void **state)
 {
     (void)state;
-    check_orders(false);
+    check_orders(false, false);
+    check_orders(false, true);
 }
 
 static void full_lists_are_dense(void **state)
 {
     (void)state;
-    check_orders(true);
+    check_orders(true, false);
 }
 
 static void lists_survive_checkpointing(void **state)
@@ -112,8 +116,9 @@ static void lists_survive_checkpointing(void **state)
             DitCase kept, recomputed;
             DsvConfig settings = sparse_settings("hilbert", 0.6);
             snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", SELECTORS[s]);
-            open_case(&kept, ACTS[a % 2], &settings, DSVI_KEEP_ALL);
-            open_case(&recomputed, ACTS[a % 2], &settings, a < 2 ? DSVI_KEEP_INPUT : DSVI_KEEP_ATTENTION);
+            open_case(&kept, ACTS[a % 2], &settings, DSVI_KEEP_ALL, false);
+            open_case(&recomputed, ACTS[a % 2], &settings, a < 2 ? DSVI_KEEP_INPUT : DSVI_KEEP_ATTENTION,
+                      false);
             dsvi_sparse_force(kept.sparse, true);
             dsvi_sparse_force(recomputed.sparse, true);
             gradients_of_a_step(&kept);

@@ -30,6 +30,24 @@ CheckBuffer *check_buffer(CheckCase *c, const char *name, CheckKind kind, CheckR
     return buffer;
 }
 
+void check_listed_tokens(CheckCase *c, int64_t tokens)
+{
+    enum { TOKENS_MAX = 128 };
+    static int32_t listed[TOKENS_MAX];
+    int64_t count = 0;
+    assert_true(tokens <= TOKENS_MAX);
+    for (int64_t token = 0; token < tokens; token++)
+        if (token % 3 != 1)
+            listed[count++] = (int32_t)token;
+    check_buffer(c, "tokens", CHECK_I32, CHECK_IN, count)->indices = listed;
+}
+
+DsviTokenList check_tokens(const CheckCase *c)
+{
+    const CheckBuffer *last = &c->buffer[c->buffers - 1];
+    return last->kind == CHECK_I32 ? (DsviTokenList){last->data, last->n} : (DsviTokenList){0};
+}
+
 static DsviDtype dtype_of(const CheckBuffer *buffer, Precision precision)
 {
     switch (buffer->kind) {

@@ -99,6 +99,12 @@ CheckBuffer *check_buffer(CheckCase *c, const char *name, CheckKind kind, CheckR
  * memory). Returns true if all results are right; else `why` describes the first failure. */
 bool check_case(CheckCase *c, const DsviBackend *backend, char why[CHECK_TEXT_BYTES]);
 
+/* Adds a buffer with some of the tokens 0 to `tokens` - 1, about two of three, to the case: the list of
+ * tokens that a run processes. Its outputs must then be CHECK_IN_OUT, because it leaves other tokens alone.
+ * check_tokens returns this list, or the list of all tokens if the case has none. */
+void check_listed_tokens(CheckCase *c, int64_t tokens);
+DsviTokenList check_tokens(const CheckCase *c);
+
 /* Fails the running cmocka test with this description if check_case() returns false. */
 void assert_case(CheckCase *c, const DsviBackend *backend);
 

@@ -18,6 +18,7 @@ static DsvStatus run_layer_norm(const CheckCase *c, const DsviOps *ops, DsviStre
         .batch = shape->batch,
         .tokens = shape->tokens,
         .channels = shape->channels,
+        .only = check_tokens(c),
         .eps = 1e-6,
         .one_plus = shape->sample_stride ? 1 : 0,
         .sample_stride = shape->sample_stride,
@@ -40,13 +41,20 @@ static DsvStatus run_layer_norm(const CheckCase *c, const DsviOps *ops, DsviStre
     return ops->layer_norm_bwd.run(stream, &args);
 }
 
-static void check_layer_norm(const DsviBackend *backend, const LayerNormShape *shape)
+/* Writes "some" to the end of the description of a case whose run processes some of the tokens. */
+static void describe_listed(CheckCase *c, bool listed)
+{
+    size_t length = strlen(c->shape);
+    snprintf(c->shape + length, sizeof c->shape - length, "%s", listed ? " some tokens" : "");
+}
+
+static void check_layer_norm(const DsviBackend *backend, const LayerNormShape *shape, bool listed)
 {
     CheckCase c = {.op = shape->backward ? "layer_norm_bwd" : "layer_norm_fwd",
                    .parameters = shape,
                    .run = run_layer_norm,
                    .ulps = 4};
-    CheckRole statistics = shape->backward ? CHECK_IN : CHECK_OUT;
+    CheckRole out = listed ? CHECK_IN_OUT : CHECK_OUT, statistics = shape->backward ? CHECK_IN : out;
     int64_t rows = shape->batch * shape->tokens, n = rows * shape->channels;
     int64_t modulation = shape->sample_stride && shape->batch > 0
                              ? (shape->batch - 1) * shape->sample_stride + shape->channels
@@ -54,6 +62,7 @@ static void check_layer_norm(const DsviBackend *backend, const LayerNormShape *s
     snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld channels %lld stride %lld",
              (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
              (long long)shape->sample_stride);
+    describe_listed(&c, listed);
     check_buffer(&c, "x", CHECK_ACC, CHECK_IN, n);
     check_buffer(&c, "scale", CHECK_ACC, CHECK_IN, modulation)->steady = true;
     check_buffer(&c, "shift", CHECK_ACC, CHECK_IN, modulation)->steady = true;
@@ -61,13 +70,15 @@ static void check_layer_norm(const DsviBackend *backend, const LayerNormShape *s
     CheckBuffer *rstd = check_buffer(&c, "rstd", CHECK_ACC, statistics, rows);
     rstd->steady = rstd->positive = true;
     if (!shape->backward) {
-        check_buffer(&c, "y", CHECK_ACT, CHECK_OUT, n);
+        check_buffer(&c, "y", CHECK_ACT, out, n);
     } else {
         check_buffer(&c, "dx", CHECK_ACC, CHECK_IN_OUT, n);
         check_buffer(&c, "dy", CHECK_ACT, CHECK_IN, n);
         check_buffer(&c, "dscale", CHECK_ACC, CHECK_IN_OUT, modulation);
         check_buffer(&c, "dshift", CHECK_ACC, CHECK_IN_OUT, modulation);
     }
+    if (listed)
+        check_listed_tokens(&c, shape->tokens);
     assert_case(&c, backend);
 }
 
@@ -101,6 +112,7 @@ static DsvStatus run_sum_norm(const CheckCase *c, const DsviOps *ops, DsviStream
         .batch = shape->batch,
         .tokens = shape->tokens,
         .channels = shape->channels,
+        .only = check_tokens(c),
         .gate_stride = gate_stride(shape->channels, shape->sample_stride),
         .act = c->act,
         .acc = c->acc,
@@ -113,6 +125,7 @@ static DsvStatus run_sum_norm(const CheckCase *c, const DsviOps *ops, DsviStream
         .batch = shape->batch,
         .tokens = shape->tokens,
         .channels = shape->channels,
+        .only = check_tokens(c),
         .eps = 1e-6,
         .one_plus = shape->sample_stride ? 1 : 0,
         .sample_stride = shape->sample_stride,
@@ -129,8 +142,9 @@ static DsvStatus run_sum_norm(const CheckCase *c, const DsviOps *ops, DsviStream
     return ops->layer_norm_fwd.run(stream, &args);
 }
 
-static void check_sum_norm(const DsviBackend *backend, const SumNormShape *shape)
+static void check_sum_norm(const DsviBackend *backend, const SumNormShape *shape, bool listed)
 {
+    CheckRole out = listed ? CHECK_IN_OUT : CHECK_OUT;
     CheckCase c = {.op = "layer_norm_fwd", .parameters = shape, .run = run_sum_norm, .ulps = 4};
     int64_t rows = shape->batch * shape->tokens, n = rows * shape->channels;
     int64_t gates = spread(shape->batch, shape->channels, gate_stride(shape->channels, shape->sample_stride));
@@ -139,15 +153,18 @@ static void check_sum_norm(const DsviBackend *backend, const SumNormShape *shape
              (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
              (long long)shape->sample_stride, shape->gated ? "" : " no gate",
              shape->in_place ? " in place" : "");
+    describe_listed(&c, listed);
     check_buffer(&c, "gate", CHECK_ACC, CHECK_IN, gates);
     check_buffer(&c, "first", CHECK_ACC, CHECK_IN, n);
     check_buffer(&c, "second", CHECK_ACT, CHECK_IN, n);
     check_buffer(&c, "scale", CHECK_ACC, CHECK_IN, modulation)->steady = true;
     check_buffer(&c, "shift", CHECK_ACC, CHECK_IN, modulation)->steady = true;
-    check_buffer(&c, "x", CHECK_ACC, CHECK_OUT, n)->alias = shape->in_place ? SN_FIRST + 1 : 0;
-    check_buffer(&c, "mean", CHECK_ACC, CHECK_OUT, rows);
-    check_buffer(&c, "rstd", CHECK_ACC, CHECK_OUT, rows);
-    check_buffer(&c, "y", CHECK_ACT, CHECK_OUT, n)->alias = shape->in_place ? SN_SECOND + 1 : 0;
+    check_buffer(&c, "x", CHECK_ACC, out, n)->alias = shape->in_place ? SN_FIRST + 1 : 0;
+    check_buffer(&c, "mean", CHECK_ACC, out, rows);
+    check_buffer(&c, "rstd", CHECK_ACC, out, rows);
+    check_buffer(&c, "y", CHECK_ACT, out, n)->alias = shape->in_place ? SN_SECOND + 1 : 0;
+    if (listed)
+        check_listed_tokens(&c, shape->tokens);
     assert_case(&c, backend);
 }
 
@@ -159,7 +176,9 @@ static void check_sum_norm_cases(const DsviBackend *backend)
         {2, 9, 1540, 3080, true, true}, {2, 3, 1536, 0, true, false},  {1, 3, 10300, 0, true, true},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        check_sum_norm(backend, &shapes[i]);
+        check_sum_norm(backend, &shapes[i], false);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        check_sum_norm(backend, &shapes[i], true);
 }
 
 typedef struct NormThenShape {
@@ -192,6 +211,7 @@ static DsvStatus run_norm_then(const CheckCase *c, const DsviOps *ops, DsviStrea
         .batch = shape->batch,
         .tokens = shape->tokens,
         .channels = shape->channels,
+        .only = check_tokens(c),
         .gate_stride = gate_stride(shape->channels, shape->sample_stride),
         .act = c->act,
         .acc = c->acc,
@@ -206,6 +226,7 @@ static DsvStatus run_norm_then(const CheckCase *c, const DsviOps *ops, DsviStrea
         .batch = shape->batch,
         .tokens = shape->tokens,
         .channels = shape->channels,
+        .only = check_tokens(c),
         .eps = 1e-6,
         .one_plus = shape->sample_stride ? 1 : 0,
         .sample_stride = shape->sample_stride,
@@ -224,8 +245,9 @@ static DsvStatus run_norm_then(const CheckCase *c, const DsviOps *ops, DsviStrea
     return ops->layer_norm_bwd.run(stream, &args);
 }
 
-static void check_norm_then(const DsviBackend *backend, const NormThenShape *shape)
+static void check_norm_then(const DsviBackend *backend, const NormThenShape *shape, bool listed)
 {
+    CheckRole out = listed ? CHECK_IN_OUT : CHECK_OUT;
     CheckCase c = {.op = "layer_norm_bwd", .parameters = shape, .run = run_norm_then, .ulps = 4};
     int64_t rows = shape->batch * shape->tokens, n = rows * shape->channels;
     int64_t gates = spread(shape->batch, shape->channels, gate_stride(shape->channels, shape->sample_stride));
@@ -234,6 +256,7 @@ static void check_norm_then(const DsviBackend *backend, const NormThenShape *sha
              (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
              (long long)shape->sample_stride, shape->gated ? "" : " no gate", shape->summed ? " summed" : "",
              shape->in_place ? " in place" : "");
+    describe_listed(&c, listed);
     check_buffer(&c, "x", CHECK_ACC, CHECK_IN, n);
     check_buffer(&c, "scale", CHECK_ACC, CHECK_IN, modulation)->steady = true;
     check_buffer(&c, "mean", CHECK_ACC, CHECK_IN, rows)->steady = true;
@@ -245,9 +268,11 @@ static void check_norm_then(const DsviBackend *backend, const NormThenShape *sha
     check_buffer(&c, "dx", CHECK_ACC, CHECK_IN_OUT, n);
     check_buffer(&c, "dscale", CHECK_ACC, CHECK_IN_OUT, modulation);
     check_buffer(&c, "dshift", CHECK_ACC, CHECK_IN_OUT, modulation);
-    check_buffer(&c, "next dy", CHECK_ACT, CHECK_OUT, n)->alias = shape->in_place ? NT_DY + 1 : 0;
+    check_buffer(&c, "next dy", CHECK_ACT, out, n)->alias = shape->in_place ? NT_DY + 1 : 0;
     check_buffer(&c, "dgate", CHECK_ACC, CHECK_IN_OUT, gates);
     check_buffer(&c, "dy_sum", CHECK_ACC, CHECK_IN_OUT, shape->channels);
+    if (listed)
+        check_listed_tokens(&c, shape->tokens);
     assert_case(&c, backend);
 }
 
@@ -261,7 +286,9 @@ static void check_norm_then_cases(const DsviBackend *backend)
         {1, 3, 10300, 0, true, true, true},   {2, 3, 8192, 8192, false, true, false},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        check_norm_then(backend, &shapes[i]);
+        check_norm_then(backend, &shapes[i], false);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        check_norm_then(backend, &shapes[i], true);
 }
 
 void check_layer_norm_cases(const DsviBackend *backend)
@@ -276,9 +303,12 @@ void check_layer_norm_cases(const DsviBackend *backend)
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         LayerNormShape shape = shapes[i];
-        check_layer_norm(backend, &shape);
-        shape.backward = true;
-        check_layer_norm(backend, &shape);
+        for (int listed = 0; listed < (shape.tokens > 0 ? 2 : 1); listed++) {
+            shape.backward = false;
+            check_layer_norm(backend, &shape, listed);
+            shape.backward = true;
+            check_layer_norm(backend, &shape, listed);
+        }
     }
     check_sum_norm_cases(backend);
     check_norm_then_cases(backend);

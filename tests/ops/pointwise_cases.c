@@ -70,6 +70,7 @@ static DsvStatus run_gate(const CheckCase *c, const DsviOps *ops, DsviStream *st
         .batch = shape->batch,
         .tokens = shape->tokens,
         .channels = shape->channels,
+        .only = check_tokens(c),
         .gate_stride = shape->stride,
         .act = c->act,
         .acc = c->acc,
@@ -88,30 +89,34 @@ static DsvStatus run_gate(const CheckCase *c, const DsviOps *ops, DsviStream *st
     return ops->gate_residual_bwd.run(stream, &args);
 }
 
-static void check_gate(const DsviBackend *backend, const GateShape *shape)
+static void check_gate(const DsviBackend *backend, const GateShape *shape, bool listed)
 {
+    CheckRole out = listed ? CHECK_IN_OUT : CHECK_OUT;
     CheckCase c = {.op = shape->backward ? "gate_residual_bwd" : "gate_residual_fwd",
                    .parameters = shape,
                    .run = run_gate,
                    .ulps = 4};
     int64_t n = shape->batch * shape->tokens * shape->channels;
     int64_t gates = shape->batch > 0 ? (shape->batch - 1) * shape->stride + shape->channels : 0;
-    snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld channels %lld stride %lld%s%s",
+    snprintf(c.shape, sizeof c.shape, "batch %lld tokens %lld channels %lld stride %lld%s%s%s",
              (long long)shape->batch, (long long)shape->tokens, (long long)shape->channels,
              (long long)shape->stride, shape->gated ? "" : " no gate",
              shape->backward   ? (shape->summed ? " summed" : "")
              : shape->in_place ? " in place"
-                               : "");
+                               : "",
+             listed ? " some tokens" : "");
     check_buffer(&c, "gate", CHECK_ACC, CHECK_IN, gates);
     check_buffer(&c, "y", CHECK_ACT, CHECK_IN, n);
     check_buffer(&c, shape->backward ? "dout" : "x", CHECK_ACC, CHECK_IN, n);
     if (!shape->backward) {
-        check_buffer(&c, "out", CHECK_ACC, CHECK_OUT, n)->alias = shape->in_place ? GATE_X + 1 : 0;
+        check_buffer(&c, "out", CHECK_ACC, out, n)->alias = shape->in_place ? GATE_X + 1 : 0;
     } else {
-        check_buffer(&c, "dy", CHECK_ACT, CHECK_OUT, n);
+        check_buffer(&c, "dy", CHECK_ACT, out, n);
         check_buffer(&c, "dgate", CHECK_ACC, CHECK_IN_OUT, gates);
         check_buffer(&c, "dy_sum", CHECK_ACC, CHECK_IN_OUT, shape->channels);
     }
+    if (listed)
+        check_listed_tokens(&c, shape->tokens);
     assert_case(&c, backend);
 }
 
@@ -127,9 +132,12 @@ void check_gate_residual_cases(const DsviBackend *backend)
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         GateShape shape = shapes[i];
-        check_gate(backend, &shape);
-        shape.backward = true;
-        check_gate(backend, &shape);
+        for (int listed = 0; listed < (shape.tokens > 0 && shape.tokens < 100 ? 2 : 1); listed++) {
+            shape.backward = false;
+            check_gate(backend, &shape, listed);
+            shape.backward = true;
+            check_gate(backend, &shape, listed);
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 #include "cuda/common/two_stage_sum.cuh"
 #include "cuda/common/cuda.h"
 #include "cuda/common/rows.cuh"
+#include "cuda/common/token_list.cuh"
 
 using namespace dsvi;
 
@@ -61,14 +62,16 @@ __device__ __forceinline__ float gradient(float g, float z, float2 mean, float r
 
 /* Returns `args` with all samples of the batch joined to one if this is possible, so that a grid then
  * divides tokens only. It is possible if all samples have the same scale and shift and there are no gates,
- * which differ between samples. */
+ * which differ between samples. A list
+ * of tokens is the same in all samples, so it prevents joining. */
 static DsviLayerNormArgs joined_samples(const DsviLayerNormArgs *args)
 {
     DsviLayerNormArgs all = *args;
-    if (args->sample_stride == 0 && !args->sum && !args->then) {
+    if (args->sample_stride == 0 && !args->only.token && !args->sum && !args->then) {
         all.tokens *= all.batch;
         all.batch = 1;
     }
+    all.only.count = dsvi_listed_tokens(&all.only, all.tokens);
     return all;
 }
 
@@ -152,7 +155,7 @@ __device__ __forceinline__ void load_or_make_row(const DsviLayerNormArgs &args,
 
 /* Normalises rows that fit in registers; with SUM, each row is first computed as x + gate y. Dynamic shared
  * memory: scale (plus one_plus) and shift, for each row that the block processes at the same time. */
-template <typename T, bool SUM>
+template <typename T, bool SUM, bool LISTED>
 __global__ void __launch_bounds__(ROW_THREADS)
     layer_norm_fwd_kernel(const DsviLayerNormArgs args, const DsviGateResidualArgs sum)
 {
@@ -166,8 +169,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
         int64_t modulation = sample * args.sample_stride;
         keep_row<N>(scale, (const float *)args.scale + modulation, channels, (float)args.one_plus);
         keep_row<N>(shift, (const float *)args.shift + modulation, channels, 0.f);
-        for (int64_t token = row_first_token(); token < args.tokens; token += row_token_step()) {
-            int64_t row = sample * args.tokens + token;
+        for (int64_t i = row_first_token(); i < args.only.count; i += row_token_step()) {
+            int64_t row = sample * args.tokens + listed_token<LISTED>(args.only, i);
             RowPart<N> x;
             load_or_make_row<T, SUM>(args, sum, sample, row, x);
             Statistics of = statistics_of_row(x, channels, (float)args.eps, sums, rests);
@@ -201,7 +204,8 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS)
     __shared__ float sums[WARP];
     __shared__ float2 rests[WARP];
     float inverse_count = 1.f / (float)args.channels;
-    for (int64_t row = blockIdx.x; row < args.batch * args.tokens; row += gridDim.x) {
+    for (int64_t i = blockIdx.x; i < args.batch * args.only.count; i += gridDim.x) {
+        int64_t row = listed_row(args.only, args.tokens, i);
         const float *x = row_of<float>(args.x, row, args.channels);
         int64_t modulation = row / args.tokens * args.sample_stride;
         float sum = 0.f;
@@ -246,10 +250,11 @@ template <typename T, bool SUM>
 static DsvStatus launch_layer_norm_fwd(DsviStream *stream, const DsviLayerNormArgs *args,
                                        const DsviGateResidualArgs *sum, size_t shared)
 {
-    int64_t rows = args->batch * args->tokens;
+    int64_t listed = args->only.count, rows = args->batch * listed;
     dim3 block = row_block(args->channels), grid;
-    auto kernel = layer_norm_fwd_kernel<T, SUM>;
-    DSVI_TRY(row_grid(stream, kernel, block, shared, args->batch, args->tokens, rows, &grid));
+    auto kernel = args->only.token ? layer_norm_fwd_kernel<T, SUM, true>
+                                   : layer_norm_fwd_kernel<T, SUM, false>;
+    DSVI_TRY(row_grid(stream, kernel, block, shared, args->batch, listed, rows, &grid));
     DSVI_CUDA_LAUNCH(stream, "layer_norm_fwd", kernel, grid, block, shared, *args, *sum);
     return DSV_OK;
 }
@@ -264,7 +269,7 @@ static DsvStatus layer_norm_fwd_of_type(DsviStream *stream, const DsviLayerNormA
         aligned((const T *)args->y, args->channels, N * sizeof(T)))
         return args->sum ? launch_layer_norm_fwd<T, true>(stream, args, sum, shared)
                          : launch_layer_norm_fwd<T, false>(stream, args, sum, shared);
-    unsigned blocks = long_row_blocks(stream, args->batch * args->tokens);
+    unsigned blocks = long_row_blocks(stream, args->batch * args->only.count);
     DSVI_CUDA_LAUNCH(stream, "layer_norm_fwd", layer_norm_fwd_long_kernel<T>, blocks, LONG_ROW_THREADS, 0,
                      *args, *sum);
     return DSV_OK;
@@ -396,7 +401,7 @@ __device__ __forceinline__ void end_sample(int64_t part, int channels, const flo
 /* Backward layer norm: adds the gradient to dx and, with THEN, passes the new dx through the gate to
  * then.dy. then.dy may be the same memory as args.dy: a thread has loaded its channels of a row before it
  * writes them. */
-template <typename T, bool THEN>
+template <typename T, bool THEN, bool LISTED>
 __global__ void __launch_bounds__(TWO_ROWS_THREADS)
     layer_norm_bwd_kernel(const DsviLayerNormArgs args, const DsviGateResidualArgs then, float *partials)
 {
@@ -405,13 +410,13 @@ __global__ void __launch_bounds__(TWO_ROWS_THREADS)
     int channels = (int)args.channels, turn = 0;
     float *kept = shared + threadIdx.y * (THEN ? KEPT : KEPT_OF_NORM) * channels;
     for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
-        int64_t token = row_first_token();
+        int64_t i = row_first_token(), step = row_token_step();
         PrefetchedRow<T> next;
         begin_sample<THEN>(args, then, sample, kept);
-        if (token < args.tokens)
-            prefetch_row(args, sample * args.tokens + token, next);
-        for (; token < args.tokens; token += row_token_step(), turn ^= 1) {
-            int64_t row = sample * args.tokens + token;
+        if (i < args.only.count)
+            prefetch_row(args, sample * args.tokens + listed_token<LISTED>(args.only, i), next);
+        for (; i < args.only.count; i += step, turn ^= 1) {
+            int64_t row = sample * args.tokens + listed_token<LISTED>(args.only, i);
             Statistics of = next.of;
             RowPart<N> z, g, dx;
             RawPart<N, T> y = {};
@@ -420,15 +425,15 @@ __global__ void __launch_bounds__(TWO_ROWS_THREADS)
             load_row<N>(row_of<float>(args.dx, row, channels), channels, dx);
             if (THEN && then.gate)
                 load_raw<N>(row_of<T>(then.y, row, channels), channels, y);
-            if (token + row_token_step() < args.tokens)
-                prefetch_row(args, row + row_token_step(), next);
+            if (i + step < args.only.count)
+                prefetch_row(args, sample * args.tokens + listed_token<LISTED>(args.only, i + step), next);
             float2 mean = row_sum(to_normalised(z, g, channels, of, kept), sums[turn]);
             mean = make_float2(mean.x / (float)channels, mean.y / (float)channels);
 #pragma unroll
             for (int v = 0; v < VECTORS; v++)
 #pragma unroll
-                for (int i = 0; i < N; i++)
-                    dx[v][i] += gradient(g[v][i], z[v][i], mean, of.rstd);
+                for (int e = 0; e < N; e++)
+                    dx[v][e] += gradient(g[v][e], z[v][e], mean, of.rstd);
             store_row<N>(row_of<float>(args.dx, row, channels), channels, dx);
             if (THEN)
                 store_through_gate<T>(row_of<T>(then.dy, row, channels), channels, dx, y, kept);
@@ -442,7 +447,8 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS) layer_norm_bwd_long_kernel(c
 {
     __shared__ float2 sums[2][WARP];
     int turn = 0;
-    for (int64_t row = blockIdx.x; row < args.batch * args.tokens; row += gridDim.x, turn ^= 1) {
+    for (int64_t i = blockIdx.x; i < args.batch * args.only.count; i += gridDim.x, turn ^= 1) {
+        int64_t row = listed_row(args.only, args.tokens, i);
         const float *x = row_of<float>(args.x, row, args.channels);
         const float *scale = (const float *)args.scale + row / args.tokens * args.sample_stride;
         const T *dy = row_of<T>(args.dy, row, args.channels);
@@ -471,8 +477,8 @@ __global__ void __launch_bounds__(WARP *SUM_LINES) modulation_bwd_long_kernel(co
     int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x;
     for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
         float sum[2] = {0.f, 0.f};
-        for (int64_t token = threadIdx.y; column < args.channels && token < args.tokens; token += SUM_LINES) {
-            int64_t row = sample * args.tokens + token;
+        for (int64_t i = threadIdx.y; column < args.channels && i < args.only.count; i += SUM_LINES) {
+            int64_t row = listed_row(args.only, args.tokens, sample * args.only.count + i);
             Statistics of = {((const float *)args.mean)[row], ((const float *)args.rstd)[row]};
             float dy = to_float(row_of<T>(args.dy, row, args.channels)[column]);
             sum[0] += dy * normalised(row_of<float>(args.x, row, args.channels)[column], of);
@@ -504,8 +510,9 @@ static DsvStatus launch_layer_norm_bwd(DsviStream *stream, const DsviLayerNormAr
     dim3 block = row_block(args->channels), grid;
     size_t shared = kept_bytes(args->channels, THEN ? KEPT : KEPT_OF_NORM);
     float *partials = (float *)stream->partials;
-    auto kernel = layer_norm_bwd_kernel<T, THEN>;
-    DSVI_TRY(row_grid(stream, kernel, block, shared, args->batch, args->tokens, blocks_max, &grid));
+    auto kernel = args->only.token ? layer_norm_bwd_kernel<T, THEN, true>
+                                   : layer_norm_bwd_kernel<T, THEN, false>;
+    DSVI_TRY(row_grid(stream, kernel, block, shared, args->batch, args->only.count, blocks_max, &grid));
     DSVI_CUDA_LAUNCH(stream, "layer_norm_bwd", kernel, grid, block, shared, *args, *then, partials);
     ColumnSums sums = {
         partials,
@@ -525,7 +532,7 @@ static DsvStatus launch_layer_norm_bwd_long(DsviStream *stream, const DsviLayerN
     DsviLayerNormArgs alone = *args;
     alone.then = NULL;
     alone = joined_samples(&alone);
-    int64_t rows = alone.batch * alone.tokens;
+    int64_t rows = alone.batch * alone.only.count;
     dim3 columns((unsigned)ceil_div(alone.channels, WARP), blocks_in_turn(alone.batch));
     DSVI_CUDA_LAUNCH(stream, "layer_norm_bwd", layer_norm_bwd_long_kernel<T>, long_row_blocks(stream, rows),
                      LONG_ROW_THREADS, 0, alone);

@@ -8,6 +8,7 @@
 #include "cuda/common/cuda.h"
 #include "cuda/common/elementwise.cuh"
 #include "cuda/common/rng.cuh"
+#include "cuda/common/token_list.cuh"
 
 using namespace dsvi;
 
@@ -274,24 +275,25 @@ __device__ __forceinline__ void load_gate(const DsviGateResidualArgs &args, int6
 /* Loads N columns of x_base (F32) and of args.y in GATE_ROWS of this thread's rows, the first of which is
  * row `first` of the sample. All loads are in flight at the same time. For rows past the last one, x[r] and
  * y[r] keep their values. */
-template <typename T, int N>
+template <typename T, int N, bool LISTED>
 __device__ __forceinline__ void load_rows(const DsviGateResidualArgs &args, const void *x_base, int64_t start,
                                           int64_t first, float (&x)[GATE_ROWS][N], float (&y)[GATE_ROWS][N])
 {
     int64_t step = strip_token_step();
 #pragma unroll
     for (int r = 0; r < GATE_ROWS; r++) {
-        if (first + r * step >= args.tokens)
+        if (first + r * step >= args.only.count)
             continue;
-        load<N>((const float *)x_base + start + (first + r * step) * args.channels, x[r]);
+        int64_t at = start + listed_token<LISTED>(args.only, first + r * step) * args.channels;
+        load<N>((const float *)x_base + at, x[r]);
         if (args.y)
-            load<N>((const T *)args.y + start + (first + r * step) * args.channels, y[r]);
+            load<N>((const T *)args.y + at, y[r]);
     }
 }
 
 /* Gated residual sum: out = x + gate y. out may be the same memory as x: a thread reads an element before it
  * writes it. */
-template <typename T, int N>
+template <typename T, int N, bool LISTED>
 __global__ void __launch_bounds__(WARP *GATE_LINES) gate_fwd_kernel(const DsviGateResidualArgs args)
 {
     int64_t column = ((int64_t)blockIdx.x * WARP + threadIdx.x) * N, step = strip_token_step();
@@ -301,17 +303,18 @@ __global__ void __launch_bounds__(WARP *GATE_LINES) gate_fwd_kernel(const DsviGa
         int64_t start = sample * args.tokens * args.channels + column;
         float gate[N];
         load_gate<N>(args, sample, column, gate);
-        for (int64_t first = strip_first_token(); first < args.tokens; first += step * GATE_ROWS) {
+        for (int64_t first = strip_first_token(); first < args.only.count; first += step * GATE_ROWS) {
             float x[GATE_ROWS][N] = {}, y[GATE_ROWS][N] = {};
-            load_rows<T, N>(args, args.x, start, first, x, y);
+            load_rows<T, N, LISTED>(args, args.x, start, first, x, y);
 #pragma unroll
             for (int r = 0; r < GATE_ROWS; r++) {
-                if (first + r * step >= args.tokens)
+                if (first + r * step >= args.only.count)
                     continue;
 #pragma unroll
                 for (int i = 0; i < N; i++)
                     x[r][i] += gate[i] * y[r][i];
-                store<N>((float *)args.out + start + (first + r * step) * args.channels, x[r]);
+                int64_t at = start + listed_token<LISTED>(args.only, first + r * step) * args.channels;
+                store<N>((float *)args.out + at, x[r]);
             }
         }
     }
@@ -319,17 +322,17 @@ __global__ void __launch_bounds__(WARP *GATE_LINES) gate_fwd_kernel(const DsviGa
 
 /* Backward gated residual sum for this thread's columns and rows of a sample: writes dy = gate dout. Adds
  * dout y (the gradient of the gate) to sum[0..N) and dy to sum[N..2 N). */
-template <typename T, int N>
+template <typename T, int N, bool LISTED>
 __device__ __forceinline__ void gate_bwd_columns(const DsviGateResidualArgs &args, int64_t start,
                                                  const float (&gate)[N], float (&sum)[2 * N])
 {
     int64_t step = strip_token_step();
-    for (int64_t first = strip_first_token(); first < args.tokens; first += step * GATE_ROWS) {
+    for (int64_t first = strip_first_token(); first < args.only.count; first += step * GATE_ROWS) {
         float dout[GATE_ROWS][N] = {}, y[GATE_ROWS][N] = {};
-        load_rows<T, N>(args, args.dout, start, first, dout, y);
+        load_rows<T, N, LISTED>(args, args.dout, start, first, dout, y);
 #pragma unroll
         for (int r = 0; r < GATE_ROWS; r++) {
-            if (first + r * step >= args.tokens)
+            if (first + r * step >= args.only.count)
                 continue;
 #pragma unroll
             for (int i = 0; i < N; i++) {
@@ -337,14 +340,15 @@ __device__ __forceinline__ void gate_bwd_columns(const DsviGateResidualArgs &arg
                 dout[r][i] *= gate[i];
                 sum[N + i] += dout[r][i];
             }
-            store<N>((T *)args.dy + start + (first + r * step) * args.channels, dout[r]);
+            int64_t at = start + listed_token<LISTED>(args.only, first + r * step) * args.channels;
+            store<N>((T *)args.dy + at, dout[r]);
         }
     }
 }
 
 /* Backward kernel of the gated residual sum. Writes each thread block's sums of dgate and of dy over its
  * rows to partials, (samples, gridDim.y, 2, channels) F32. */
-template <typename T, int N>
+template <typename T, int N, bool LISTED>
 __global__ void __launch_bounds__(WARP *GATE_LINES)
     gate_bwd_kernel(const DsviGateResidualArgs args, float *partials)
 {
@@ -353,7 +357,7 @@ __global__ void __launch_bounds__(WARP *GATE_LINES)
         float gate[N], sum[2 * N] = {};
         if (column < args.channels) {
             load_gate<N>(args, sample, column, gate);
-            gate_bwd_columns<T, N>(args, sample * args.tokens * args.channels + column, gate, sum);
+            gate_bwd_columns<T, N, LISTED>(args, sample * args.tokens * args.channels + column, gate, sum);
         }
         sum_along_y<GATE_LINES>(sum);
         if (threadIdx.y != 0 || column >= args.channels)
@@ -373,7 +377,7 @@ static dim3 strip_grid(const DsviStream *stream, const DsviGateResidualArgs *arg
 {
     int64_t strips = ceil_div(args->channels, (int64_t)WARP * n);
     int64_t parts = (int64_t)8 * stream->multiprocessors / (strips * args->batch);
-    int64_t useful = ceil_div(args->tokens, GATE_LINES * GATE_ROWS);
+    int64_t useful = ceil_div(args->only.count, GATE_LINES * GATE_ROWS);
     parts = parts < useful ? parts : useful;
     parts = parts < parts_max ? parts : parts_max;
     return dim3((unsigned)strips, blocks_in_turn(parts > 1 ? parts : 1), blocks_in_turn(args->batch));
@@ -385,18 +389,39 @@ static bool gate_aligned(const DsviGateResidualArgs *args)
            (!args->gate || aligned((const float *)args->gate, args->gate_stride, 16));
 }
 
+template <typename T, int N>
+static DsvStatus launch_gate_fwd(DsviStream *stream, const DsviGateResidualArgs *args)
+{
+    auto kernel = args->only.token ? gate_fwd_kernel<T, N, true> : gate_fwd_kernel<T, N, false>;
+    DSVI_CUDA_LAUNCH(stream, "gate_residual_fwd", kernel, strip_grid(stream, args, N, args->only.count),
+                     dim3(WARP, GATE_LINES), 0, *args);
+    return DSV_OK;
+}
+
 template <typename T> static DsvStatus gate_fwd_of_type(DsviStream *stream, const DsviGateResidualArgs *args)
 {
     constexpr int N = VECTOR<float>;
-    dim3 block(WARP, GATE_LINES);
     if (gate_aligned(args) && aligned((const float *)args->x, 0, 16) &&
         aligned((const float *)args->out, 0, 16) && aligned((const T *)args->y, 0, N * sizeof(T)))
-        DSVI_CUDA_LAUNCH(stream, "gate_residual_fwd", (gate_fwd_kernel<T, N>),
-                         strip_grid(stream, args, N, args->tokens), block, 0, *args);
-    else
-        DSVI_CUDA_LAUNCH(stream, "gate_residual_fwd", (gate_fwd_kernel<T, 1>),
-                         strip_grid(stream, args, 1, args->tokens), block, 0, *args);
-    return DSV_OK;
+        return launch_gate_fwd<T, N>(stream, args);
+    return launch_gate_fwd<T, 1>(stream, args);
+}
+
+template <typename T, int N>
+static DsvStatus launch_gate_bwd(DsviStream *stream, const DsviGateResidualArgs *args, int64_t parts_max)
+{
+    float *partials = (float *)stream->partials;
+    dim3 grid = strip_grid(stream, args, N, parts_max);
+    auto kernel = args->only.token ? gate_bwd_kernel<T, N, true> : gate_bwd_kernel<T, N, false>;
+    DSVI_CUDA_LAUNCH(stream, "gate_residual_bwd", kernel, grid, dim3(WARP, GATE_LINES), 0, *args, partials);
+    ColumnSums sums = {partials,
+                       args->batch,
+                       grid.y,
+                       2,
+                       args->channels,
+                       {(float *)args->dgate, (float *)args->dy_sum},
+                       {args->gate_stride, 0}};
+    return launch_add_partials(stream, &sums);
 }
 
 template <typename T> static DsvStatus gate_bwd_of_type(DsviStream *stream, const DsviGateResidualArgs *args)
@@ -409,32 +434,19 @@ template <typename T> static DsvStatus gate_bwd_of_type(DsviStream *stream, cons
                          "%lld, not %lld",
                          (long long)(DSVI_CUDA_PARTIALS / (2 * sizeof(float))),
                          (long long)(args->batch * args->channels));
-    float *partials = (float *)stream->partials;
-    dim3 block(WARP, GATE_LINES), grid = strip_grid(stream, args, 1, parts_max);
     if (gate_aligned(args) && aligned((const float *)args->dout, 0, 16) &&
-        aligned((const T *)args->y, 0, N * sizeof(T)) && aligned((const T *)args->dy, 0, N * sizeof(T))) {
-        grid = strip_grid(stream, args, N, parts_max);
-        DSVI_CUDA_LAUNCH(stream, "gate_residual_bwd", (gate_bwd_kernel<T, N>), grid, block, 0, *args,
-                         partials);
-    } else {
-        DSVI_CUDA_LAUNCH(stream, "gate_residual_bwd", (gate_bwd_kernel<T, 1>), grid, block, 0, *args,
-                         partials);
-    }
-    ColumnSums sums = {partials,
-                       args->batch,
-                       grid.y,
-                       2,
-                       args->channels,
-                       {(float *)args->dgate, (float *)args->dy_sum},
-                       {args->gate_stride, 0}};
-    return launch_add_partials(stream, &sums);
+        aligned((const T *)args->y, 0, N * sizeof(T)) && aligned((const T *)args->dy, 0, N * sizeof(T)))
+        return launch_gate_bwd<T, N>(stream, args, parts_max);
+    return launch_gate_bwd<T, 1>(stream, args, parts_max);
 }
 
 static DsvStatus cuda_gate_residual_fwd(DsviStream *stream, const DsviGateResidualArgs *args)
 {
+    DsviGateResidualArgs some = *args;
+    some.only.count = dsvi_listed_tokens(&args->only, args->tokens);
     if (args->batch * args->tokens * args->channels == 0)
         return DSV_OK;
-    DSVI_FOR_ACT("gate_residual", args->act, return gate_fwd_of_type<T>(stream, args));
+    DSVI_FOR_ACT("gate_residual", args->act, return gate_fwd_of_type<T>(stream, &some));
 }
 
 } // namespace
@@ -443,11 +455,13 @@ DsvStatus dsvi_cuda_gate_residual_bwd(DsviStream *stream, const DsviGateResidual
 {
     int64_t n = args->batch * args->tokens * args->channels;
     DsviAddArgs cast = {n, 1, 0, args->acc, args->act, args->dout, args->dy};
+    DsviGateResidualArgs some = *args;
+    some.only.count = dsvi_listed_tokens(&args->only, args->tokens);
     if (n == 0)
         return DSV_OK;
-    if (!args->gate && !args->dy_sum)
+    if (!args->gate && !args->dy_sum && !args->only.token)
         return cuda_add(stream, &cast);
-    DSVI_FOR_ACT("gate_residual", args->act, return gate_bwd_of_type<T>(stream, args));
+    DSVI_FOR_ACT("gate_residual", args->act, return gate_bwd_of_type<T>(stream, &some));
 }
 
 namespace {

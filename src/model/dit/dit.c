@@ -147,6 +147,12 @@ static DsvStatus check_shape(const DsviDitConfig *config, const DsviDitShape *sh
                              AXIS[i], (long long)(size[i] / config->patch[i]),
                              (long long)config->rope_max_seq_len);
     }
+    if (shape->given_first && (config->patch[0] != 1 || shape->frames < 2))
+        return DSVI_FAIL(
+            DSV_E_SHAPE,
+            "%lld latent frames in patches of %lld frames: a clip that begins with a given frame "
+            "needs at least 2 frames in patches of 1",
+            (long long)shape->frames, (long long)config->patch[0]);
     return DSV_OK;
 }
 
@@ -166,6 +172,8 @@ static void set_sizes(DsviDit *dit)
     dit->first = shape->cp ? dsvi_cp_first(shape->cp) : 0;
     dit->text_len = shape->text_len;
     dit->image_len = shape->image_len;
+    dit->times = shape->given_first ? 2 : 1;
+    dit->time_rows = dit->batch * dit->times;
     dit->longest = dit->tokens > dit->text_len ? dit->tokens : dit->text_len;
     dit->longest = dit->longest > dit->image_len ? dit->longest : dit->image_len;
     dit->width = dsvi_dit_width(config);
@@ -201,9 +209,10 @@ DsvStatus dsvi_dit_create(DsviBackend *backend, const DsviDitConfig *config, con
     dit->host_kept = calloc(3 * layers, sizeof *dit->host_kept);
     dit->kept = calloc(layers, sizeof *dit->kept);
     dit->number = calloc(layers + 1, sizeof *dit->number);
+    dit->host_of_time = calloc((size_t)dit->tokens, sizeof *dit->host_of_time);
     DsviDitKept *uniform = calloc(layers, sizeof *uniform);
-    if (!dit->params.blocks || !dit->residual || !dit->host_kept || !dit->saved || !dit->bucket ||
-        !dit->lora_bucket || !dit->kept || !dit->number || !uniform) {
+    if (!dit->params.blocks || !dit->host_of_time || !dit->residual || !dit->host_kept || !dit->saved ||
+        !dit->bucket || !dit->lora_bucket || !dit->kept || !dit->number || !uniform) {
         free(uniform);
         dsvi_dit_free(&dit);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a model of %zu blocks", layers);
@@ -226,6 +235,7 @@ void dsvi_dit_free(DsviDit **dit)
     free((*dit)->host_kept);
     free((*dit)->kept);
     free((*dit)->number);
+    free((*dit)->host_of_time);
     free((*dit)->saved);
     free((*dit)->bucket);
     free((*dit)->lora_bucket);
@@ -240,6 +250,54 @@ static void fill_tables(const DsviDit *dit, int32_t *order, void *rope_cos, void
     for (int64_t s = 0; s < dit->all_tokens; s++)
         order[s] = chosen ? chosen[s] : (int32_t)s;
     dsvi_rope_tables(dit->grid, dit->head_dim, dit->tokens, order + dit->first, dit->acc, rope_cos, rope_sin);
+}
+
+/* Returns whether a token is of the first latent frame; `order` is that of this rank's tokens. */
+static bool in_first_frame(const DsviDit *dit, const int32_t *order, int64_t token)
+{
+    return order[token] < dit->grid[1] * dit->grid[2];
+}
+
+/* With shape.given_first: sorts this rank's tokens by their time, and uploads them. */
+static DsvStatus set_times(DsviDit *dit, const int32_t *order)
+{
+    DsviDevice *device = dit->backend->device;
+    int64_t n = 0;
+    if (!dit->shape.given_first)
+        return DSV_OK;
+    for (int time = 0; time < 2; time++) {
+        for (int64_t token = 0; token < dit->tokens; token++)
+            if (in_first_frame(dit, order, token) == (time == 0))
+                dit->host_of_time[n++] = (int32_t)token;
+        dit->time_begin[time + 1] = n;
+    }
+    return device->upload(dit->stream, dit->of_time, dit->host_of_time,
+                          (size_t)n * sizeof *dit->host_of_time);
+}
+
+/* With shape.given_first and shape.loss: computes and uploads the weights of the loss. */
+static DsvStatus set_loss_weight(DsviDit *dit, const int32_t *order)
+{
+    DsvStatus status;
+    DsviDevice *device = dit->backend->device;
+    int64_t n = dit->tokens * dit->patch_out;
+    size_t bytes = (size_t)n * dsvi_dtype_size(dit->acc);
+    if (!dit->loss_weight)
+        return DSV_OK;
+    void *weight = malloc(bytes);
+    if (!weight)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the weights of a loss of %lld tokens",
+                         (long long)dit->tokens);
+    for (int64_t i = 0; i < n; i++)
+        dsvi_store(dit->acc, weight, i,
+                   in_first_frame(dit, order, i / dit->patch_out)
+                       ? 0
+                       : (double)dit->grid[0] / (double)(dit->grid[0] - 1));
+    DSVI_TRY_GOTO(status, device->upload(dit->stream, dit->loss_weight, weight, bytes), done);
+    DSVI_TRY_GOTO(status, device->sync(dit->stream), done);
+done:
+    free(weight);
+    return status;
 }
 
 /* Sets the addresses of each bucket's parameters if the weights are arrays with all parameters; otherwise
@@ -277,6 +335,8 @@ DsvStatus dsvi_dit_setup(DsviDit *dit, const DsviDitWeights *weights)
     }
     fill_tables(dit, order, tables, tables + table_bytes);
     DSVI_TRY_GOTO(status, device->upload(dit->stream, dit->order, order, tokens * sizeof *order), done);
+    DSVI_TRY_GOTO(status, set_times(dit, order + dit->first), done);
+    DSVI_TRY_GOTO(status, set_loss_weight(dit, order + dit->first), done);
     DSVI_TRY_GOTO(status, device->upload(dit->stream, dit->rope_cos, tables, table_bytes), done);
     DSVI_TRY_GOTO(status, device->upload(dit->stream, dit->rope_sin, tables + table_bytes, table_bytes),
                   done);
@@ -363,11 +423,11 @@ static DsvStatus zero_gradients(const DsviDit *dit)
     DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dx, dit->batch * dit->tokens * dit->width));
     DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dtext_states, dit->batch * dit->text_len * dit->width));
     DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dimage_states, dit->batch * dit->image_len * dit->width));
-    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dembedding, dit->batch * 6 * dit->width));
-    DSVI_TRY(
-        dsvi_dit_clear(dit, dit->acc, s->dmodulation, dit->config.num_layers * dit->batch * 6 * dit->width));
+    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dembedding, dit->time_rows * 6 * dit->width));
+    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dmodulation,
+                            dit->config.num_layers * dit->time_rows * 6 * dit->width));
     DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dy_sum, dit->config.num_layers * dit->width));
-    return dsvi_dit_clear(dit, dit->acc, s->dtime, dit->batch * dit->width);
+    return dsvi_dit_clear(dit, dit->acc, s->dtime, dit->time_rows * dit->width);
 }
 
 DsvStatus dsvi_dit_backward(DsviDit *dit, const void *doutput, void *dlatents, void *dtext)

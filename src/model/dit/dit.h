@@ -48,6 +48,9 @@ typedef struct DsviDitShape {
     int64_t frames, height, width; /* of the latent; multiples of the patch */
     int64_t text_len;              /* L, text rows */
     int64_t image_len;             /* R, image rows; 0: the model takes none (config.image_dim is 0) */
+    bool given_first;              /* the first latent frame is given (image to video of Wan 2.2 TI2V-5B): its
+                                    * tokens have a time of their own and are left out of the loss. Needs at
+                                    * least 2 frames and a patch of 1 frame */
     DsviDtype act;
     bool backward;              /* a backward pass will follow: activations are kept, gradients have
                                  * memory */
@@ -204,7 +207,7 @@ typedef struct DsviDitLoss {
     double grad_scale;           /* factor of the gradient, as DsviMseArgs.grad_scale (ops/flow.h) */
     const double *sample_weight; /* host (B): further factor of each sample's gradient; NULL: all 1 */
     const void *channel_weight;  /* (out_channels) acc: factor of each latent channel's squared error; NULL:
-                                  * all 1 */
+                                  * all 1. NULL with shape.given_first */
     void *loss;                  /* (B) acc, overwritten: mean of the weighted (output - target)^2 over this
                                   * rank's tokens. These are the fraction dsvi_dit_token_fraction of all
                                   * tokens */
@@ -212,7 +215,8 @@ typedef struct DsviDitLoss {
 
 /* The forward pass: computes the output (the velocity) or, if `output` is NULL, the loss and with
  * shape.backward the gradient of the loss; the loss needs shape.loss. All arguments are device memory:
- * latents (B, in_channels, F, H, W) acc, timestep (B) acc in [0, 1000], text (B, L, text_dim) acc, output
+ * latents (B, in_channels, F, H, W) acc, timestep (B) acc in [0, 1000], with shape.given_first (B, 2) with
+ * the time of the first frame before that of the others, text (B, L, text_dim) acc, output
  * (B, out_channels, F, H, W) acc. With context parallelism all ranks of the group call with the same
  * inputs, and every rank gets the whole output. */
 DsvStatus dsvi_dit_forward(DsviDit *dit, const void *latents, const void *timestep, const void *text,

@@ -39,24 +39,25 @@ static bool sums_itself(const DsviDit *dit, int64_t block)
 
 /* ---- modulation: m = table + e0 ---- */
 
-/* Returns row `row` of the block's modulation, in the first sample. */
+/* Returns row `row` of the block's modulation, in the first sample and at
+ * its first time. */
 static void *dit_block_modulation_of(const DsviDit *dit, int64_t block, int row)
 {
-    return dsvi_dit_at(dit->scratch.modulation, dit->acc, (block * dit->batch * ROWS + row) * dit->width);
+    return dsvi_dit_at(dit->scratch.modulation, dit->acc, (block * dit->time_rows * ROWS + row) * dit->width);
 }
 
 /* Returns the gradient of row `row` of the block's modulation, or NULL without backward. */
 static void *dmodulation_of(const DsviDit *dit, int64_t block, int row)
 {
     void *all = dit->scratch.dmodulation;
-    return all ? dsvi_dit_at(all, dit->acc, (block * dit->batch * ROWS + row) * dit->width) : NULL;
+    return all ? dsvi_dit_at(all, dit->acc, (block * dit->time_rows * ROWS + row) * dit->width) : NULL;
 }
 
 static DsviAddRowsArgs modulation_args(const DsviDit *dit, int64_t block)
 {
     int64_t place = params_of(dit, block)->modulation, cols = ROWS * dit->width;
     return (DsviAddRowsArgs){
-        .rows = dit->batch,
+        .rows = dit->time_rows,
         .cols = cols,
         .x_cols = cols,
         .acc = dit->acc,
@@ -115,7 +116,7 @@ static DsviGateResidualArgs residual_args(const DsviDit *dit, int64_t block, int
         .batch = dit->batch,
         .tokens = dit->tokens,
         .channels = dit->width,
-        .gate_stride = ROWS * dit->width,
+        .gate_stride = dit->times * ROWS * dit->width,
         .act = dit->act,
         .acc = dit->acc,
         .y = y,
@@ -501,16 +502,25 @@ static DsvStatus part_fwd(DsviDit *dit, int64_t block, const Part *part)
  * to the gradient of the feed-forward layer's output. */
 static DsvStatus part_sum_bwd(DsviDit *dit, int64_t block, const Part *part)
 {
-    DsviGateResidualArgs sum = sum_ffn_bwd(dit, block);
-    int64_t gate = part->sample * sum.gate_stride;
-    sum.batch = part->samples;
-    sum.tokens = part->tokens;
-    sum.y = dit_block_part_at(dit, part, dit->act, sum.y);
-    sum.dout = dit_block_part_at(dit, part, dit->acc, sum.dout);
-    sum.dy = dit_block_part_at(dit, part, dit->act, sum.dy);
-    sum.gate = dsvi_dit_at(sum.gate, dit->acc, gate);
-    sum.dgate = dsvi_dit_at(sum.dgate, dit->acc, gate);
-    return dit->backend->ops.gate_residual_bwd.run(dit->stream, &sum);
+    /* Lists of tokens count from the beginning of a sample. */
+    Part whole = {.sample = part->sample, .samples = part->samples, .tokens = dit->tokens};
+    const Part *from = dit->times > 1 ? &whole : part;
+    for (int64_t time = 0; time < dit->times; time++) {
+        DsviGateResidualArgs sum = sum_ffn_bwd(dit, block);
+        DsviTokenList only = dsvi_dit_tokens_of_time(dit, time, part->token, part->token + part->tokens);
+        int64_t gate = part->sample * sum.gate_stride;
+        sum.batch = from->samples;
+        sum.tokens = from->tokens;
+        sum.y = dit_block_part_at(dit, from, dit->act, sum.y);
+        sum.dout = dit_block_part_at(dit, from, dit->acc, sum.dout);
+        sum.dy = dit_block_part_at(dit, from, dit->act, sum.dy);
+        sum.gate = dsvi_dit_at(sum.gate, dit->acc, gate);
+        sum.dgate = dsvi_dit_at(sum.dgate, dit->acc, gate);
+        dsvi_dit_sum_of_time(dit, time, only, &sum);
+        if (only.count > 0)
+            DSVI_TRY(dit->backend->ops.gate_residual_bwd.run(dit->stream, &sum));
+    }
+    return DSV_OK;
 }
 
 /* Backward pass of the feed-forward layer for one part of the rows: replaces the gradient of the layer's

@@ -4,19 +4,23 @@
 
 enum { HEAD_ROWS = 2 }; /* rows of the head's modulation: shift and scale */
 
-/* Computes the SiLU of the time embedding, over (B, C). */
+/* Computes the SiLU of the time embedding, over (B, T, C). */
 static DsvStatus apply_silu(const DsviDit *dit, const void *x, void *y)
 {
     DsviActivationArgs args = {
-        .activation = DSVI_SILU, .n = dit->batch * dit->width, .dtype = dit->acc, .x = x, .y = y};
+        .activation = DSVI_SILU, .n = dit->time_rows * dit->width, .dtype = dit->acc, .x = x, .y = y};
     return dit->backend->ops.activation_fwd.run(dit->stream, &args);
 }
 
 /* Backward pass of apply_silu: replaces dy, the gradient of y, by dx, the gradient of x, in place. */
 static DsvStatus apply_silu_bwd(const DsviDit *dit, const void *x, void *dy)
 {
-    DsviActivationArgs args = {
-        .activation = DSVI_SILU, .n = dit->batch * dit->width, .dtype = dit->acc, .x = x, .dy = dy, .dx = dy};
+    DsviActivationArgs args = {.activation = DSVI_SILU,
+                               .n = dit->time_rows * dit->width,
+                               .dtype = dit->acc,
+                               .x = x,
+                               .dy = dy,
+                               .dx = dy};
     return dit->backend->ops.activation_bwd.run(dit->stream, &args);
 }
 
@@ -76,14 +80,18 @@ static DsvStatus time_fwd(const DsviDit *dit, const void *timestep)
 {
     const DsviDitEmbedded *e = &dit->embedded;
     const DsviDitParams *p = &dit->params;
-    DsviTimeEmbedArgs args = {
-        .batch = dit->batch, .dim = dit->config.freq_dim, .acc = dit->acc, .t = timestep, .row = e->time_row};
+    DsviTimeEmbedArgs args = {.batch = dit->time_rows,
+                              .dim = dit->config.freq_dim,
+                              .acc = dit->acc,
+                              .t = timestep,
+                              .row = e->time_row};
     DSVI_TRY(dit->backend->ops.time_embed.run(dit->stream, &args));
-    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->time_in, dit->batch, e->time_row, dit->acc, e->time_hidden));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->time_in, dit->time_rows, e->time_row, dit->acc, e->time_hidden));
     DSVI_TRY(apply_silu(dit, e->time_hidden, e->time_act));
-    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->time_out, dit->batch, e->time_act, dit->acc, e->time));
+    DSVI_TRY(dsvi_dit_linear_fwd(dit, &p->time_out, dit->time_rows, e->time_act, dit->acc, e->time));
     DSVI_TRY(apply_silu(dit, e->time, e->time_silu));
-    return dsvi_dit_linear_fwd(dit, &p->time_projection, dit->batch, e->time_silu, dit->acc, e->modulation);
+    return dsvi_dit_linear_fwd(dit, &p->time_projection, dit->time_rows, e->time_silu, dit->acc,
+                               e->modulation);
 }
 
 static DsvStatus time_bwd(const DsviDit *dit)
@@ -92,7 +100,7 @@ static DsvStatus time_bwd(const DsviDit *dit)
     const DsviDitParams *p = &dit->params;
     const DsviDitScratch *s = &dit->scratch;
     DsviDtype acc = dit->acc;
-    DsviAddArgs join = {.n = dit->batch * dit->width,
+    DsviAddArgs join = {.n = dit->time_rows * dit->width,
                         .a = 1,
                         .b = 1,
                         .x_dtype = acc,
@@ -100,20 +108,23 @@ static DsvStatus time_bwd(const DsviDit *dit)
                         .x = s->dtime_hidden,
                         .y = s->dtime};
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->time_projection,
-                                 &(DsviDitLinearGrads){.rows = dit->batch,
+                                 &(DsviDitLinearGrads){.rows = dit->time_rows,
                                                        .x = e->time_silu,
                                                        .dy = s->dembedding,
                                                        .dx = s->dtime_hidden,
                                                        .dx_dtype = acc}));
     DSVI_TRY(apply_silu_bwd(dit, e->time, s->dtime_hidden));
     DSVI_TRY(dit->backend->ops.add.run(dit->stream, &join));
-    DSVI_TRY(dsvi_dit_linear_bwd(
-        dit, &p->time_out,
-        &(DsviDitLinearGrads){
-            .rows = dit->batch, .x = e->time_act, .dy = s->dtime, .dx = s->dtime_hidden, .dx_dtype = acc}));
+    DSVI_TRY(dsvi_dit_linear_bwd(dit, &p->time_out,
+                                 &(DsviDitLinearGrads){.rows = dit->time_rows,
+                                                       .x = e->time_act,
+                                                       .dy = s->dtime,
+                                                       .dx = s->dtime_hidden,
+                                                       .dx_dtype = acc}));
     DSVI_TRY(apply_silu_bwd(dit, e->time_hidden, s->dtime_hidden));
     return dsvi_dit_linear_bwd(
-        dit, &p->time_in, &(DsviDitLinearGrads){.rows = dit->batch, .x = e->time_row, .dy = s->dtime_hidden});
+        dit, &p->time_in,
+        &(DsviDitLinearGrads){.rows = dit->time_rows, .x = e->time_row, .dy = s->dtime_hidden});
 }
 
 /* ---- text ---- */
@@ -167,7 +178,7 @@ static DsviAddRowsArgs head_modulation(const DsviDit *dit)
 {
     int64_t place = dit->params.head_modulation;
     return (DsviAddRowsArgs){
-        .rows = dit->batch,
+        .rows = dit->time_rows,
         .cols = HEAD_ROWS * dit->width,
         .x_cols = dit->width,
         .acc = dit->acc,
@@ -281,13 +292,14 @@ DsvStatus dsvi_dit_head_loss(DsviDit *dit, const DsviDitLoss *loss)
         .acc = dit->acc,
         .grad_scale = loss->grad_scale * dsvi_dit_token_fraction(dit),
         .output = s->head_rows,
-        .period = dit->config.out_channels,
-        .weight = loss->channel_weight, /* channels are the last dimension
-                                         * of a patch */
+        .period = dit->loss_weight ? dit->tokens * dit->patch_out : dit->config.out_channels,
+        .weight = dit->loss_weight ? dit->loss_weight
+                                   : loss->channel_weight, /* channels are the last dimension of a patch */
         .target = s->target_rows,
         .loss = loss->loss,
         .doutput = dit->shape.backward ? s->head_rows : NULL,
     };
+    DSVI_ASSERT(!dit->loss_weight || !loss->channel_weight);
     DSVI_TRY(norm_and_modulate(dit));
     DSVI_TRY(head_rows(dit));
     DSVI_TRY(loss->sample_weight ? weighted_samples(dit, &mse, loss->sample_weight)
@@ -307,7 +319,7 @@ DsvStatus dsvi_dit_head_bwd(DsviDit *dit, const void *doutput)
                                      s->dhead_rows);
     if (doutput)
         DSVI_TRY(dit->backend->ops.patch_gather.run(dit->stream, &drows));
-    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dhead_modulation, dit->batch * HEAD_ROWS * dit->width));
+    DSVI_TRY(dsvi_dit_clear(dit, dit->acc, s->dhead_modulation, dit->time_rows * HEAD_ROWS * dit->width));
     DSVI_TRY(dsvi_dit_norm_fwd(dit, &norm, NULL));
     DSVI_TRY(dsvi_dit_linear_bwd(dit, &dit->params.head,
                                  &(DsviDitLinearGrads){.rows = dit->batch * dit->tokens,

@@ -25,12 +25,12 @@ double dsvi_dit_flops_block(const DsviDitConfig *config, const DsviDitShape *sha
 double dsvi_dit_flops_gemm(const DsviDitConfig *config, const DsviDitShape *shape)
 {
     int64_t width = dsvi_dit_width(config), patch = config->patch[0] * config->patch[1] * config->patch[2];
+    int64_t times = shape->batch * (shape->given_first ? 2 : 1);
     int64_t rows = shape->batch * dsvi_dit_tokens(config, shape), text = shape->batch * shape->text_len;
     double ends = linear_flops(rows, width, config->in_channels * patch) +
                   linear_flops(rows, config->out_channels * patch, width) +
                   linear_flops(text, width, config->text_dim) + linear_flops(text, width, width) +
-                  linear_flops(shape->batch, width, config->freq_dim) +
-                  linear_flops(shape->batch, 7 * width, width);
+                  linear_flops(times, width, config->freq_dim) + linear_flops(times, 7 * width, width);
     if (config->image_dim > 0)
         ends += linear_flops(shape->batch * shape->image_len, config->image_dim + width, config->image_dim);
     return ends + (double)config->num_layers * dsvi_dit_flops_block(config, shape, NULL);

@@ -92,18 +92,18 @@ typedef struct DsviDitEmbedded {
     void *image_hidden, *image_act; /* (B, R, image_dim) act: before and after GELU */
     void *image_out;                /* (B, R, C) acc: before the second norm */
     void *image_states;             /* (B, R, C) act: image rows after their embedding */
-    void *time_row;                 /* (B, freq_dim) acc: sinusoidal embedding of the timestep */
-    void *time_hidden, *time_act;   /* (B, C) acc: before and after SiLU */
-    void *time, *time_silu;         /* (B, C) acc: the time embedding e, and SiLU(e) */
-    void *modulation;               /* (B, 6, C) acc: e0, to which each block adds its table */
-    void *head_modulation;          /* (B, 2, C) acc: shift and scale of the head's norm */
+    void *time_row;               /* (B, T, freq_dim) acc: sinusoidal embedding of the T times of a sample */
+    void *time_hidden, *time_act; /* (B, T, C) acc: before and after SiLU */
+    void *time, *time_silu;       /* (B, T, C) acc: the time embedding e, and SiLU(e) */
+    void *modulation;             /* (B, T, 6, C) acc: e0, to which each block adds its table */
+    void *head_modulation;        /* (B, T, 2, C) acc: shift and scale of the head's norm */
 } DsviDitEmbedded;
 
 /* Scratch buffers. Their contents are valid within one sub-layer, unless noted. Several of them share memory:
  * dit_plan.c has the table. */
 typedef struct DsviDitScratch {
     void *x1;                   /* (B, S, C) acc: residual stream after self-attention of a block */
-    void *modulation;           /* (num_layers, B, 6, C) acc: modulation of all blocks; valid from forward to
+    void *modulation;           /* (num_layers, B, T, 6, C) acc: modulation of all blocks; valid from forward to
                                  * backward pass */
     void *h;                    /* (B, S, C) act: output of a norm, or the output of cross-attention; in the
                                  * backward pass also the gradient of attention's output */
@@ -129,12 +129,12 @@ typedef struct DsviDitScratch {
     void *dx;                   /* (B, S, C) acc: gradient of the residual stream; valid through the whole
                                  * pass */
     void *dtext_states;         /* (B, L, C) acc: gradient of text_states, summed over the blocks */
-    void *dembedding;           /* (B, 6, C) acc: gradient of e0, summed over the blocks */
-    void *dmodulation;          /* (num_layers, B, 6, C) acc: gradient of each block's modulation */
+    void *dembedding;           /* (B, T, 6, C) acc: gradient of e0, summed over the blocks */
+    void *dmodulation;          /* (num_layers, B, T, 6, C) acc: gradient of each block's modulation */
     void *dy_sum;               /* (num_layers, C) acc: gradients of the biases of ffn_out */
-    void *dhead_modulation;     /* (B, 2, C) acc */
-    void *dtime;                /* (B, C) acc: gradient of e; valid from the head to the end of the pass */
-    void *dtime_hidden;         /* (B, C) acc */
+    void *dhead_modulation;     /* (B, T, 2, C) acc */
+    void *dtime;                /* (B, T, C) acc: gradient of e; valid from the head to the end of the pass */
+    void *dtime_hidden;         /* (B, T, C) acc */
     void *dy;                   /* (B, S, C) act: gradient of a sub-layer's output, then of its input */
     void *dq, *dk, *dv;         /* (B, S, C) act */
     void *dffn;                 /* (ffn_rows, ffn) act */
@@ -170,6 +170,7 @@ struct DsviDit {
     int64_t batch, tokens, text_len;     /* B, S, L; S counts this rank's tokens */
     int64_t image_len;                   /* R, or 0 */
     int64_t longest;                     /* max(S, L, R) */
+    int64_t times, time_rows;            /* T, times of a sample: 2 with shape.given_first, else 1; and B T */
     int64_t first, all_tokens;           /* this rank's tokens begin at `first` of all_tokens */
     int64_t width, heads, head_dim, ffn; /* C, N, D */
     int64_t patch_in, patch_out;         /* elements of one token's patch of the input and of the output */
@@ -182,6 +183,11 @@ struct DsviDit {
                                   * acquired singly, valid between acquire and release */
     int32_t *order;              /* (all_tokens) device memory: the token order */
     void *rope_cos, *rope_sin;   /* (S, D / 2) acc */
+    /* With shape.given_first, otherwise NULL. */
+    int32_t *of_time, *host_of_time; /* (S) device and host memory: the tokens of each time, ascending */
+    int64_t time_begin[3];           /* those of time t are of_time[time_begin[t]..time_begin[t + 1]) */
+    void *loss_weight;               /* (S, out_channels * patch) acc, with shape.loss: 0 in the first frame,
+                                      * the same number in all others, mean 1 over all ranks */
     void **residual;             /* (num_layers + 1) pointers to (B, S, C) acc: the input of each block and of
                                   * the head. Without backward all are the same buffer; those of the stack
                                   * take turns in two buffers */
@@ -259,9 +265,15 @@ typedef struct DsviDitNorm {
     void *dscale, *dshift;     /* gradients of scale and shift, in the backward pass */
 } DsviDitNorm;
 
-/* Returns the norm of x whose shift and scale are rows `row` and `row` + 1 of a modulation (B, rows, C). */
+/* Returns the norm of x whose shift and scale are rows `row` and `row` + 1 of a modulation (B, T, rows, C).
+ */
 DsviDitNorm dsvi_dit_modulated(const DsviDit *dit, const void *x, const void *modulation, void *dmodulation,
                                int64_t rows, int64_t row);
+/* Returns the tokens of time `time` among this rank's tokens `first` to `end` - 1; all tokens if a sample has
+ * one time. */
+DsviTokenList dsvi_dit_tokens_of_time(const DsviDit *dit, int64_t time, int64_t first, int64_t end);
+/* Limits a residual sum to the tokens `only` of time `time`, and gives it the gate of this time. */
+void dsvi_dit_sum_of_time(const DsviDit *dit, int64_t time, DsviTokenList only, DsviGateResidualArgs *sum);
 /* Writes the norm of norm->x to scratch.h. Unless `sum` is NULL, first computes norm->x as the residual sum
  * with these arguments. */
 DsvStatus dsvi_dit_norm_fwd(const DsviDit *dit, const DsviDitNorm *norm, const DsviGateResidualArgs *sum);

@@ -178,7 +178,7 @@ DsviDitNorm dsvi_dit_modulated(const DsviDit *dit, const void *x, const void *mo
                                int64_t rows, int64_t row)
 {
     int64_t shift = row * dit->width, scale = shift + dit->width;
-    DsviDitNorm norm = {.x = x, .one_plus = 1, .sample_stride = rows * dit->width};
+    DsviDitNorm norm = {.x = x, .one_plus = 1, .sample_stride = dit->times * rows * dit->width};
     norm.shift = dsvi_dit_at(modulation, dit->acc, shift);
     norm.scale = dsvi_dit_at(modulation, dit->acc, scale);
     if (dmodulation) {
@@ -212,18 +212,79 @@ static DsviLayerNormArgs layer_norm_args(const DsviDit *dit, const DsviDitNorm *
     };
 }
 
+/* Returns how many of the `count` ascending tokens are below `limit`. */
+static int64_t tokens_below(const int32_t *token, int64_t count, int64_t limit)
+{
+    int64_t low = 0;
+    while (low < count) {
+        int64_t middle = (low + count) / 2;
+        if (token[middle] < limit)
+            low = middle + 1;
+        else
+            count = middle;
+    }
+    return low;
+}
+
+DsviTokenList dsvi_dit_tokens_of_time(const DsviDit *dit, int64_t time, int64_t first, int64_t end)
+{
+    if (dit->times == 1)
+        return (DsviTokenList){.count = end - first};
+    int64_t begin = dit->time_begin[time], count = dit->time_begin[time + 1] - begin;
+    const int32_t *token = dit->host_of_time + begin;
+    int64_t below = tokens_below(token, count, first);
+    return (DsviTokenList){.token = dit->of_time + begin + below,
+                           .count = tokens_below(token, count, end) - below};
+}
+
+/* Returns the place, `place` elements behind `base`, or NULL if this is NULL. */
+static void *behind(const DsviDit *dit, const void *base, int64_t place)
+{
+    return base ? dsvi_dit_at(base, dit->acc, place) : NULL;
+}
+
+void dsvi_dit_sum_of_time(const DsviDit *dit, int64_t time, DsviTokenList only, DsviGateResidualArgs *sum)
+{
+    int64_t place = time * (sum->gate_stride / dit->times);
+    sum->only = only;
+    sum->gate = behind(dit, sum->gate, place);
+    sum->dgate = behind(dit, sum->dgate, place);
+}
+
+/* Runs a norm once for each time of a sample, over the tokens of this time, with the residual sum before it
+ * (forward) or behind it (backward). */
+static DsvStatus run_norm(const DsviDit *dit, const DsviDitNorm *norm, const DsviGateResidualArgs *sum,
+                          bool backward)
+{
+    const DsviOps *ops = &dit->backend->ops;
+    for (int64_t time = 0; time < dit->times; time++) {
+        DsviLayerNormArgs args = layer_norm_args(dit, norm);
+        DsviGateResidualArgs some = sum ? *sum : (DsviGateResidualArgs){0};
+        int64_t place = time * (norm->sample_stride / dit->times);
+        args.only = dsvi_dit_tokens_of_time(dit, time, 0, dit->tokens);
+        if (args.only.count == 0)
+            continue;
+        args.scale = behind(dit, args.scale, place);
+        args.shift = behind(dit, args.shift, place);
+        args.dscale = behind(dit, args.dscale, place);
+        args.dshift = behind(dit, args.dshift, place);
+        dsvi_dit_sum_of_time(dit, time, args.only, &some);
+        if (sum)
+            *(backward ? &args.then : &args.sum) = &some;
+        DSVI_TRY(backward ? ops->layer_norm_bwd.run(dit->stream, &args)
+                          : ops->layer_norm_fwd.run(dit->stream, &args));
+    }
+    return DSV_OK;
+}
+
 DsvStatus dsvi_dit_norm_fwd(const DsviDit *dit, const DsviDitNorm *norm, const DsviGateResidualArgs *sum)
 {
-    DsviLayerNormArgs args = layer_norm_args(dit, norm);
-    args.sum = sum;
-    return dit->backend->ops.layer_norm_fwd.run(dit->stream, &args);
+    return run_norm(dit, norm, sum, false);
 }
 
 DsvStatus dsvi_dit_norm_bwd(const DsviDit *dit, const DsviDitNorm *norm, const DsviGateResidualArgs *sum)
 {
-    DsviLayerNormArgs args = layer_norm_args(dit, norm);
-    args.then = sum;
-    return dit->backend->ops.layer_norm_bwd.run(dit->stream, &args);
+    return run_norm(dit, norm, sum, true);
 }
 
 DsviDitLinear dsvi_dit_without_bias(const DsviDitLinear *linear)

@@ -38,6 +38,11 @@ void dsvi_dit_carve(DsviDit *dit, DsviArena *arena)
     dit->order = dit_plan_take(arena, DSVI_MEM_SCRATCH, DSVI_I32, dit->all_tokens);
     dit->rope_cos = dit_plan_take(arena, DSVI_MEM_SCRATCH, dit->acc, pairs);
     dit->rope_sin = dit_plan_take(arena, DSVI_MEM_SCRATCH, dit->acc, pairs);
+    if (!dit->shape.given_first)
+        return;
+    dit->of_time = dit_plan_take(arena, DSVI_MEM_SCRATCH, DSVI_I32, dit->tokens);
+    if (dit->shape.loss)
+        dit->loss_weight = dit_plan_take(arena, DSVI_MEM_SCRATCH, dit->acc, dit->tokens * dit->patch_out);
 }
 
 /* ---- buffers that are valid through a whole pass ---- */
@@ -47,7 +52,7 @@ static void carve_embedded(DsviDit *dit, DsviArena *arena)
     DsviDitEmbedded *e = &dit->embedded;
     DsviMemClass c = kept(dit);
     DsviDtype act = dit->act, acc = dit->acc;
-    int64_t text = dit->batch * dit->text_len, time = dit->batch * dit->width;
+    int64_t text = dit->batch * dit->text_len, time = dit->time_rows * dit->width;
     e->patch_rows = dit_plan_take(arena, c, act, dit->batch * dit->tokens * dit->patch_in);
     e->text = dit_plan_take(arena, c, act, text * dit->config.text_dim);
     e->text_hidden = dit_plan_take(arena, c, act, text * dit->width);
@@ -61,7 +66,7 @@ static void carve_embedded(DsviDit *dit, DsviArena *arena)
     e->image_act = dit_plan_take(arena, c, act, image * image_dim);
     e->image_out = dit_plan_take(arena, c, acc, image * dit->width);
     e->image_states = dit_plan_take(arena, c, act, image * dit->width);
-    e->time_row = dit_plan_take(arena, c, acc, dit->batch * dit->config.freq_dim);
+    e->time_row = dit_plan_take(arena, c, acc, dit->time_rows * dit->config.freq_dim);
     e->time_hidden = dit_plan_take(arena, c, acc, time);
     e->time_act = dit_plan_take(arena, c, acc, time);
     e->time = dit_plan_take(arena, c, acc, time);
@@ -84,7 +89,7 @@ static void carve_scratch(DsviDit *dit, DsviArena *arena)
     int64_t stream = dit->batch * dit->tokens * dit->width;
     int64_t longest = dit->longest;
     s->x1 = dit->shape.backward ? dit_plan_take(arena, c, acc, stream) : dit->residual[0];
-    s->modulation = dit_plan_take(arena, c, acc, dit->config.num_layers * 6 * dit->batch * dit->width);
+    s->modulation = dit_plan_take(arena, c, acc, dit->config.num_layers * 6 * dit->time_rows * dit->width);
     s->h = dit_plan_take(arena, c, act, stream);
     s->cross_k = dit_plan_take(arena, c, act, condition_rows(dit) * dit->width);
     s->mean = dit_plan_take(arena, c, acc, dit->batch * longest);
@@ -106,7 +111,7 @@ static void carve_small_gradients(DsviDit *dit, DsviArena *arena)
     DsviDitScratch *s = &dit->scratch;
     DsviMemClass c = DSVI_MEM_SCRATCH;
     DsviDtype act = dit->act, acc = dit->acc;
-    int64_t text = dit->batch * dit->text_len * dit->width, time = dit->batch * dit->width;
+    int64_t text = dit->batch * dit->text_len * dit->width, time = dit->time_rows * dit->width;
     s->dtext_states = dit_plan_take(arena, c, acc, text);
     s->dembedding = dit_plan_take(arena, c, acc, 6 * time);
     s->dmodulation = dit_plan_take(arena, c, acc, dit->config.num_layers * 6 * time);
