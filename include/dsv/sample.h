@@ -41,7 +41,8 @@ typedef struct DsvSampleArgs {
      * NULL: a trained model is sampled unconditionally. */
     const char *text_path;
     /** Image-to-video models: a picture (PNG or JPEG) of the clip's first frame. It is scaled to cover the
-     * clip's height and width, and its middle is used. NULL for all other models. */
+     * clip's height and width, and its middle is used. NULL for all other models; TI2V-5B of Wan 2.2 works
+     * with and without. */
     const char *image_path;
     /** A picture of the last frame, which FLF2V of Wan 2.1 needs and I2V-A14B of Wan 2.2 may have; or NULL */
     const char *last_image_path;

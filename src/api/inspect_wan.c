@@ -248,6 +248,8 @@ DsvStatus dsvi_inspect_wan(const DsviInspection *to, const DsviWanFolder *folder
                            config.pos_embed_seq_len > 0 ? " and --last-image"
                            : config.image_dim > 0       ? ""
                                                         : ", and takes --last-image");
+    if (folder->expand_timesteps)
+        dsvi_inspect_print(to, "TI2V-5B of Wan 2.2: dsv sample takes --image, the first frame of the clip");
     for (int part = 0; part < DSVI_WAN_PARTS; part++) {
         bool of_pictures = part == DSVI_WAN_IMAGE_ENCODER || part == DSVI_WAN_IMAGE_PROCESSOR;
         if ((part == DSVI_WAN_TRANSFORMER_2 && !folder->two_experts) ||

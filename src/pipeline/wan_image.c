@@ -4,7 +4,9 @@
  * a video that consists of the first picture, grey frames (zeros) and, if there is one, the last picture. The
  * mask has a channel for each frame of the video that a frame of the latent stands for: 1 for a picture, 0
  * for a grey frame. The first frame of the latent stands for the first frame of the video alone, so that all
- * its mask channels are those of this frame. */
+ * its mask channels are those of this frame.
+ *
+ * TI2V-5B of Wan 2.2 takes the latent of the picture alone as the first frame of the clip's latent. */
 #include "pipeline/wan_image.h"
 
 #include <math.h>
@@ -53,20 +55,33 @@ static DsvStatus read_picture(const DsviWanJob *job, const char *path, float **o
     return DSV_OK;
 }
 
+/* Checks the arguments against a model whose transformer takes no channels beside the latent's. */
+static DsvStatus check_given_first(DsviWanJob *job)
+{
+    const DsviWanSampleArgs *a = job->args;
+    if (!a->folder->expand_timesteps && (a->image_path || a->last_image_path))
+        return DSVI_FAIL(DSV_E_USAGE, "%s: %s is a text-to-video model, which takes no picture",
+                         a->image_path ? a->image_path : a->last_image_path, a->folder->path);
+    if (a->last_image_path)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s: %s is TI2V-5B of Wan 2.2, which takes a picture of the first frame and none of "
+                         "the last",
+                         a->last_image_path, a->folder->path);
+    job->given_first = a->image_path != NULL;
+    if (job->given_first && job->latent.frames < 2)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: a clip of num_frames=%lld has no frame beside its first",
+                         a->image_path, (long long)job->video.frames);
+    return DSV_OK;
+}
+
 /* Checks the arguments against the model. */
-static DsvStatus check_arguments(const DsviWanJob *job)
+static DsvStatus check_arguments(DsviWanJob *job)
 {
     const DsviWanSampleArgs *a = job->args;
     const DsviDitConfig *config = &job->config;
     int64_t channels = config->in_channels, needed = 2 * job->latent.channels + job->shape.temporal;
-    if (channels == config->out_channels && (a->image_path || a->last_image_path))
-        return DSVI_FAIL(DSV_E_USAGE, "%s: %s is %s", a->image_path ? a->image_path : a->last_image_path,
-                         a->folder->path,
-                         a->folder->expand_timesteps
-                             ? "TI2V-5B of Wan 2.2, which dsv samples from text alone, without a picture"
-                             : "a text-to-video model, which takes no picture");
     if (channels == config->out_channels)
-        return DSV_OK;
+        return check_given_first(job);
     if (!a->image_path)
         return DSVI_FAIL(
             DSV_E_USAGE,
@@ -95,6 +110,12 @@ static DsvStatus check_arguments(const DsviWanJob *job)
     return DSV_OK;
 }
 
+/* Returns how many frames are encoded: of the clip, or the picture alone. */
+static int64_t encoded_frames(const DsviWanJob *job)
+{
+    return job->given_first ? 1 : job->video.frames;
+}
+
 static DsviVaeOptions encoder_options(const DsviWanJob *job)
 {
     return (DsviVaeOptions){
@@ -114,7 +135,8 @@ DsvStatus dsvi_wan_image_prepare(DsviWanJob *job)
     DSVI_TRY(read_picture(job, a->last_image_path, &job->last_picture));
     options = encoder_options(job);
     DSVI_TRY(dsvi_vae_open(a->backend, a->folder->part[DSVI_WAN_VAE], &options, &vae));
-    DsvStatus status = dsvi_vae_plan(vae, false, video.frames, video.height, video.width, &job->image_bytes);
+    DsvStatus status = dsvi_vae_plan(vae, false, encoded_frames(job), video.height, video.width,
+                                     &job->image_bytes);
     dsvi_vae_close(&vae);
     return status;
 }
@@ -148,20 +170,21 @@ static void fill_mask(const DsviWanJob *job, float *mask)
         }
 }
 
-/* Writes the latent of a video, (latent.channels, F, H, W), normalised: the posterior's mean. */
+/* Writes the latent of a video, (latent.channels, F, H, W), normalised: the posterior's mean. F is 1 with
+ * job->given_first. */
 static DsvStatus encode_video(const DsviWanJob *job, const float *video, float *latent)
 {
     DsviVae *vae;
     DsviVaeOptions options = encoder_options(job);
     DsviVideoShape size = job->video;
-    int64_t elements = job->elements;
+    int64_t elements = job->given_first ? job->elements / job->latent.frames : job->elements;
     float *moments = malloc(2 * (size_t)elements * sizeof *moments);
     if (!moments)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the latent of a picture");
     DsvStatus status = dsvi_vae_open(job->args->backend, job->args->folder->part[DSVI_WAN_VAE], &options,
                                      &vae);
     if (status == DSV_OK)
-        status = dsvi_vae_encode(vae, size.frames, size.height, size.width, video, moments);
+        status = dsvi_vae_encode(vae, encoded_frames(job), size.height, size.width, video, moments);
     if (status == DSV_OK) {
         memcpy(latent, moments, (size_t)elements * sizeof *latent);
         dsvi_vae_normalize(dsvi_vae_config(vae), elements / job->latent.channels, latent);
@@ -171,11 +194,22 @@ static DsvStatus encode_video(const DsviWanJob *job, const float *video, float *
     return status;
 }
 
+/* Encodes the picture to the first frame of the clip's latent. */
+static DsvStatus encode_first_frame(DsviWanJob *job)
+{
+    job->first_frame = malloc((size_t)(job->elements / job->latent.frames) * sizeof *job->first_frame);
+    if (!job->first_frame)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the latent of a picture");
+    return encode_video(job, job->first_picture, job->first_frame);
+}
+
 DsvStatus dsvi_wan_image_encode(DsviWanJob *job)
 {
     int64_t mask = job->elements / job->latent.channels * job->shape.temporal;
     if (!job->first_picture)
         return DSV_OK;
+    if (job->given_first)
+        return encode_first_frame(job);
     float *video = make_video(job);
     job->image = malloc((size_t)(mask + job->elements) * sizeof *job->image);
     if (!video || !job->image) {
@@ -193,5 +227,6 @@ void dsvi_wan_image_free(DsviWanJob *job)
     free(job->first_picture);
     free(job->last_picture);
     free(job->image);
-    job->first_picture = job->last_picture = job->image = NULL;
+    free(job->first_frame);
+    job->first_picture = job->last_picture = job->image = job->first_frame = NULL;
 }

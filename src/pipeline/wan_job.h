@@ -39,6 +39,8 @@ typedef struct DsviWanJob {
     int64_t image_len; /* image rows that the transformer attends, those of all pictures together; 0: none */
     float *pixels;     /* (pictures, 3, side, side) as the image encoder takes them; or NULL */
     float *image_rows; /* (image_len, image_dim) the image encoder's states; or NULL */
+    bool given_first;   /* the picture is the clip's first latent frame (TI2V-5B) */
+    float *first_frame; /* with given_first: (channels, 1, H, W) of the latent: the picture, encoded */
     float *rows, *negative_rows;          /* (text_len, text_dim) of the present clip, and of all clips */
     float *latents[DSVI_WAN_GROUP_CLIPS]; /* (elements) of each clip of the group */
     DsviSparseUseMean

@@ -124,6 +124,7 @@ static DsvStatus sample_group(DsviWanJob *job, int64_t first, int64_t count)
             .noise = job->noise,
             .image = job->image,
             .image_rows = job->image_rows,
+            .first_frame = job->first_frame,
             .text = job->rows,
             .negative = job->negative_rows,
             .before = first + i,
@@ -223,7 +224,7 @@ static void report_times(const DsviWanJob *job)
 {
     const DsviWanTimes *t = &job->times;
     int64_t steps = job->clips * job->args->settings->num_inference_steps;
-    if (job->image)
+    if (job->image || job->first_frame)
         dsvi_wan_log(job, "%.2f s to encode the picture", t->image);
     dsvi_wan_log(
         job,

@@ -79,6 +79,7 @@ static DsvStatus plan_transformer(DsviWanJob *job, bool together, bool *fits)
                              .boundary = a->folder->boundary_ratio * TIMESTEPS,
                              .image = job->config.in_channels > job->config.out_channels,
                              .image_len = job->image_len,
+                             .given_first = job->given_first,
                              .guided_batch = together},
         &job->generator));
     job->room = (DsviSampleRoom){.path = a->folder->path,

@@ -18,6 +18,7 @@ struct DsviGenerator {
     DsviSampleJob job;
     int64_t elements;                /* number of elements of the latent */
     int64_t image_len;               /* DsviGeneratorArgs.image_len */
+    bool given_first;                /* as DsviGeneratorArgs */
     float *zeros;                    /* (text_len, text_dim) */
     char sparse_path[DSVI_PATH_MAX]; /* DsviGeneratorArgs.sparse_path, or "" */
     DsviSparseUse use;
@@ -87,6 +88,7 @@ DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **o
     g->settings = *settings;
     g->backend = backend;
     g->config = *config;
+    g->given_first = args->given_first;
     DsviSampleJob *job = &g->job;
     job->backend = backend;
     job->codec = codec;
@@ -115,6 +117,7 @@ DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **o
         .width = job->latent.width,
         .text_len = config->text_len,
         .image_len = args->image_len,
+        .given_first = args->given_first,
         .act = dsvi_dit_act(settings),
         .ffn_rows = FFN_ROWS,
         .lora = args->lora,
@@ -163,7 +166,7 @@ void dsvi_generator_carve_run(DsviGenerator *g, DsviArena *arena)
     job->latents = dsvi_arena_take(arena, DSVI_MEM_DATA,
                                    latent / channels * (channels + (size_t)job->image_channels));
     job->output = dsvi_arena_take(arena, DSVI_MEM_DATA, latent);
-    job->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
+    job->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, (g->given_first ? 2 : 1) * batch * sizeof(float));
     job->text_rows = dsvi_arena_take(arena, DSVI_MEM_DATA,
                                      batch * (size_t)job->text_elements * sizeof(float));
     job->image_memory = dsvi_arena_take(arena, DSVI_MEM_DATA,
@@ -201,6 +204,8 @@ static DsvStatus begin_clip(DsviGenerator *g, const DsviGeneratorClip *clip)
     job->noise = clip->noise;
     job->image = clip->image;
     job->image_rows = clip->image_rows;
+    job->first_frame = clip->first_frame;
+    DSVI_ASSERT(g->given_first == (clip->first_frame != NULL));
     job->text = clip->text;
     job->null_text = clip->negative ? clip->negative : g->zeros;
     job->steps_before = clip->before * job->steps;
@@ -234,6 +239,7 @@ double dsvi_generator_flops(const DsviGenerator *g, bool guided)
         .width = g->job.latent.width,
         .text_len = g->config.text_len,
         .image_len = g->image_len,
+        .given_first = g->given_first,
     };
     double pass = dsvi_dit_flops_gemm(&g->config, &shape) + dsvi_dit_flops_attention(&g->config, &shape);
     return (guided ? 2 : 1) * (double)g->job.steps * pass;

@@ -44,6 +44,7 @@ typedef struct DsviGeneratorArgs {
                         * DsviGeneratorClip.image holds them */
     int64_t image_len; /* rows of an image that the model attends beside the text, as
                         * DsviGeneratorClip.image_rows holds them; 0: it takes none */
+    bool given_first;  /* the clip's first latent frame is given, as DsviGeneratorClip.first_frame */
     bool guided_batch; /* guided steps evaluate the model in one pass over a batch of two, which takes more
                         * memory than two passes; all clips must then be guided */
 } DsviGeneratorArgs;
@@ -71,12 +72,14 @@ const DsviSparseUse *dsvi_generator_sparse_use(const DsviGenerator *generator);
 /* The inputs of one clip. */
 typedef struct DsviGeneratorClip {
     uint64_t seed;
-    const float *noise;      /* host, shaped like the latent; NULL: drawn from the seed */
-    const float *text;       /* host (text_len, text_dim), or NULL for an unconditional sample */
-    const float *image;      /* with DsviGeneratorArgs.image: host (channels beside the latent's, F, H, W) */
-    const float *image_rows; /* with image_len: host (image_len, image_dim) */
-    const float *negative;   /* host (text_len, text_dim): text to steer away from; NULL: rows of zeros */
-    int64_t before, after;   /* clips sampled before and after this one, for the progress report */
+    const float *noise;       /* host, shaped like the latent; NULL: drawn from the seed */
+    const float *text;        /* host (text_len, text_dim), or NULL for an unconditional sample */
+    const float *image;       /* with DsviGeneratorArgs.image: host (channels beside the latent's, F, H, W) */
+    const float *image_rows;  /* with image_len: host (image_len, image_dim) */
+    const float *first_frame; /* with DsviGeneratorArgs.given_first: host (C, 1, H, W), the first frame of
+                               * the latent */
+    const float *negative;    /* host (text_len, text_dim): text to steer away from; NULL: rows of zeros */
+    int64_t before, after;    /* clips sampled before and after this one, for the progress report */
 } DsviGeneratorClip;
 
 /* Samples and decodes one clip. */

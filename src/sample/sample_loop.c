@@ -96,6 +96,16 @@ static DsvStatus sample_loop_evaluate(const Walk *w, const float *const *text, f
     return device->sync(device->stream);
 }
 
+/* Makes the first frame of the latent the given one. Its own velocity has no meaning, and the sampler leaves
+ * frames apart. */
+static void set_first_frame(const Walk *w)
+{
+    DsviVideoShape latent = w->job->latent;
+    size_t frame = (size_t)(latent.height * latent.width), clip = (size_t)latent.frames * frame;
+    for (size_t c = 0; w->job->first_frame && c < (size_t)latent.channels; c++)
+        memcpy(w->state + c * clip, w->job->first_frame + c * frame, frame * sizeof *w->state);
+}
+
 /* Returns which expert computes step i: 0 for high, 1 for low noise. Timesteps are compared in F32, as
  * diffusers compares them. */
 static int expert_of_step(const Walk *w, int64_t i)
@@ -109,13 +119,19 @@ static DsvStatus find_velocity(const Walk *w, int64_t i)
     const DsviSampleJob *job = w->job;
     DsviDevice *device = job->backend->device;
     float timestep = (float)dsvi_sampler_timestep(w->sampler, i);
-    float timesteps[BATCH_MAX] = {timestep, timestep};
+    float timesteps[2 * BATCH_MAX] = {timestep, timestep};
+    int64_t times = job->first_frame ? 2 : 1;
     const float *const text[BATCH_MAX] = {job->text ? job->text : job->null_text, job->null_text};
     float *const velocity[BATCH_MAX] = {w->velocity, w->other};
     double guidance = expert_of_step(w, i) ? job->guidance_scale_2 : job->guidance_scale;
+    for (int64_t b = 0; times > 1 && b < BATCH_MAX; b++) {
+        timesteps[2 * b] = 0;
+        timesteps[2 * b + 1] = timestep;
+    }
+    set_first_frame(w);
     DSVI_TRY(upload_input(w, 0, w->state, w->elements));
-    DSVI_TRY(
-        device->upload(device->stream, job->timestep, timesteps, (size_t)job->batch * sizeof *timesteps));
+    DSVI_TRY(device->upload(device->stream, job->timestep, timesteps,
+                            (size_t)(job->batch * times) * sizeof *timesteps));
     for (int64_t row = 0; row < (w->guided ? BATCH_MAX : 1); row += job->batch) {
         if (row > 0 && job->sparse && job->sparse_learns)
             DSVI_TRY(dsvi_sparse_measure_again(job->sparse));
@@ -184,6 +200,7 @@ static DsvStatus sample_loop_walk(const Walk *w)
         DSVI_TRY(sample_loop_take_step(w, i));
         sample_loop_report(w, i + 1, dsvi_clock_seconds() - start);
     }
+    set_first_frame(w);
     return DSV_OK;
 }
 

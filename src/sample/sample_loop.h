@@ -32,7 +32,10 @@ typedef struct DsviSampleJob {
     const float *image;         /* host (image_channels, F, H, W) */
     int64_t image_row_elements; /* of the image rows of a sample, which the model attends; 0: none */
     const float *image_rows;    /* host (image_row_elements), the same for both kinds of text */
-    const char *sampler;        /* "euler" or "unipc" */
+    /* The clip's first latent frame, if it is given (DsviDitShape.given_first): it has no noise and time 0 in
+     * all steps. */
+    const float *first_frame; /* host (C, 1, H, W), or NULL */
+    const char *sampler;      /* "euler" or "unipc" */
     int64_t steps;
     double flow_shift, guidance_scale;
     /* Two experts, which take turns in `dit`: called before each step with 0 from timestep `boundary` on and
@@ -44,7 +47,8 @@ typedef struct DsviSampleJob {
     uint64_t seed;
     int64_t steps_before, steps_after; /* of other clips in the same piece of work, for the progress report */
     /* Device memory that the loop uses: arguments of dsvi_dit_forward for a batch of B, F32. `latents` has
-     * the channels of the latent and image_channels; `image_memory` holds the image rows of the batch. */
+     * the channels of the latent and image_channels, `timestep` two elements per row with first_frame;
+     * `image_memory` holds the image rows of the batch. */
     void *latents, *timestep, *text_rows, *image_memory, *output;
     float *pixels; /* host (3, T, H, W): the result of dsvi_sample_run */
 } DsviSampleJob;

@@ -9,6 +9,51 @@ static void latents_are_those_of_diffusers(void **state)
     wan_case_compare_all("pipe_i2v", NULL, NULL);
 }
 
+/* Makes the folder "model" that of a TI2V-5B model. */
+static void make_ti2v(void)
+{
+    wan_case_make("pipe_ti2v");
+    wan_case_link("pipe_ti2v/vae", "model/vae");
+}
+
+static void ti2v_latents_are_those_of_diffusers(void **state)
+{
+    (void)state;
+    make_ti2v();
+    wan_case_compare_all("pipe_ti2v", NULL, NULL);
+    assert_null(strstr(wan_case_log, "to encode the picture")); /* the last case has none */
+}
+
+static void ti2v_faults(void **state)
+{
+    char first[DSVI_PATH_MAX], noise[DSVI_PATH_MAX];
+    DsvSampleArgs args;
+    DsvConfig settings;
+    bool found;
+    (void)state;
+    make_ti2v();
+    wan_case_log[0] = 0;
+    assert_ok(dsv_inspect(scratch_path("model"), wan_case_keep, NULL));
+    assert_non_null(strstr(wan_case_log, "dsv sample takes --image"));
+    snprintf(first, sizeof first, "%s", golden_path("pipe_ti2v/first.png"));
+    snprintf(noise, sizeof noise, "%s", golden_path("pipe_ti2v/cases/picture.safetensors"));
+    dsv_config_defaults(&settings);
+    assert_ok(dsv_config_of_run(scratch_path("model"), &settings, &found));
+    settings.height = settings.width = 32;
+    settings.num_inference_steps = settings.num_frames = 1;
+    dsv_sample_args_defaults(&args);
+    args.model_path = scratch_path("model");
+    args.output_path = scratch_path("clip.safetensors");
+    args.text_path = noise;
+    assert_ok(dsv_sample_clips(&args, &settings, NULL));
+    args.image_path = first;
+    assert_fails(DSV_E_USAGE, "first.png: a clip of num_frames=1 has no frame beside its first",
+                 dsv_sample_clips(&args, &settings, NULL));
+    args.last_image_path = first;
+    assert_fails(DSV_E_USAGE, "takes a picture of the first frame and none of the last",
+                 dsv_sample_clips(&args, &settings, NULL));
+}
+
 static void inspection_says_what_the_model_takes(void **state)
 {
     (void)state;
@@ -103,6 +148,8 @@ static int run_all(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(latents_are_those_of_diffusers),
+        cmocka_unit_test(ti2v_latents_are_those_of_diffusers),
+        cmocka_unit_test(ti2v_faults),
         cmocka_unit_test(inspection_says_what_the_model_takes),
         cmocka_unit_test(faults),
         cmocka_unit_test(a_clip_of_one_frame_has_no_last_frame),

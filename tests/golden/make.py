@@ -34,6 +34,7 @@ import make_names
 import make_pipeline
 import make_samplers
 import make_tail
+import make_ti2v
 import make_tokenizer
 import make_umt5
 import make_vae
@@ -54,6 +55,7 @@ SETS = [
     ("pipe_experts", make_experts.write),
     ("pipe_flf", make_i2v.write_flf),
     ("pipe_i2v", make_i2v.write),
+    ("pipe_ti2v", make_ti2v.write),
     ("published", make_names.write),
     ("schedulers", make_samplers.write),
     ("tail_a", make_tail.write),

@@ -43,10 +43,9 @@ CASES_FLF = [
 ]
 
 
-def write_png(path, random):
+def write_png(path, random, height=SIZE["height"], width=SIZE["width"]):
     """Writes a picture, without compression so that its bytes depend on no version of zlib. Returns the
-    picture as diffusers takes it."""
-    height, width = SIZE["height"], SIZE["width"]
+    picture as diffusers takes it, (1, 3, height, width) in 0 to 1."""
     pixels = (random.normal(height, width, 3, scale=50, mean=128)).clamp(0, 255).to(torch.uint8)
 
     def chunk(kind, data):
