@@ -44,12 +44,6 @@ static DsvStatus report_range(const DsvConfig *settings, const DsviWanFolder *fo
 
 static DsvStatus check_choice(const DsvConfig *settings, const DsviWanFolder *folder, bool found)
 {
-    if (found && folder->expand_timesteps)
-        return DSVI_FAIL(
-            DSV_E_UNSUPPORTED,
-            "model.path=%s: dsv samples TI2V-5B of Wan 2.2 and does not train it yet: expected a "
-            "text-to-video model of Wan 2.1, or T2V-A14B",
-            settings->model_path);
     if (found && folder->two_experts && !is_chosen(settings))
         return DSVI_FAIL(DSV_E_USAGE,
                          "model.path=%s has two experts, expected model.expert=high or model.expert=low",
@@ -60,6 +54,20 @@ static DsvStatus check_choice(const DsvConfig *settings, const DsviWanFolder *fo
                      settings->model_expert, settings->model_path);
 }
 
+/* Decides model.first_frame=auto. */
+static void choose_first_frame(DsvConfig *settings, const DsviWanFolder *folder, DsviSparseLog *log,
+                               void *context)
+{
+    bool given = folder->expand_timesteps;
+    if (strcmp(settings->model_first_frame, "auto") != 0)
+        return;
+    snprintf(settings->model_first_frame, sizeof settings->model_first_frame, given ? "given" : "noise");
+    if (given && log)
+        log(context,
+            "model.first_frame=given: TI2V-5B of Wan 2.2 learns to continue the first latent frame, which "
+            "has no noise and no loss; model.first_frame=noise trains it as a text-to-video model");
+}
+
 DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *context)
 {
     DsviWanFolder folder = {0};
@@ -67,6 +75,7 @@ DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *con
     if (settings->model_path[0] && dsvi_path_exists(settings->model_path))
         DSVI_TRY(dsvi_wan_folder_find(settings->model_path, settings, &folder, &found));
     DSVI_TRY(check_choice(settings, &folder, found));
+    choose_first_frame(settings, &folder, log, context);
     if (!is_chosen(settings))
         return DSV_OK;
     if (settings->validation_at_end || settings->validation_steps > 0)

@@ -1,4 +1,4 @@
-/* Training one expert of a published model of two experts. */
+/* What training does with published models of Wan 2.2: one expert of two, and the first frame of TI2V-5B. */
 #ifndef DSVI_EXPERT_H
 #define DSVI_EXPERT_H
 
@@ -11,10 +11,10 @@ extern "C" {
 #endif
 
 /* Checks that option model.expert fits the model at model.path, narrows sigma_min and sigma_max to the noise
- * levels of the expert, and logs them with flow_shift. With model.expert=none it only checks. Fails with
- * DSV_E_USAGE if the model has two experts and none is chosen, if it has one transformer and an expert is
- * chosen, or if the run samples clips, which need both experts; with DSV_E_UNSUPPORTED for other models of
- * Wan 2.2. `log` may be NULL. */
+ * levels of the expert, and logs them with flow_shift. Replaces model.first_frame=auto by what it means for
+ * the model. Fails with DSV_E_USAGE if the model has two experts and none is chosen, if it has one
+ * transformer and an expert is chosen, or if the run samples clips, which need both experts. `log` may be
+ * NULL. */
 DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *context);
 
 /* Stores the path of the model that is trained: model.path, or the transformer of model.expert in it. */

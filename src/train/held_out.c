@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "data/latent_cache.h"
+#include "train/flow_batch.h"
 
 /* The text states of a window: true rows only. */
 typedef struct HeldOutText {
@@ -21,6 +22,7 @@ struct DsviHeldOut {
     DsviSparse *sparse;
     DsviDit *dit;
     DsviVideoShape video; /* (3, T, H, W) of a window */
+    DsviVideoShape latent;
     int64_t batch, clips;
     int64_t local_windows; /* number of windows that occur in this rank's batches */
     int64_t *place;        /* (clips) index of a window in host_latents; -1: not in this rank's batches */
@@ -29,7 +31,7 @@ struct DsviHeldOut {
 
     /* One batch in device memory. */
     float *latents, *noise;         /* (B, elements): in the memory of a pass (DsviDitBuffers) */
-    float *sigma, *timestep, *loss; /* (B) */
+    float *sigma, *timestep, *loss; /* (B); timestep as DsviTrainer.timestep */
     float *text;                    /* (B, text_len, text_dim): text states, then rows of zeros */
 
     /* Host memory. */
@@ -103,6 +105,7 @@ DsvStatus dsvi_held_out_create(const DsviHeldOutArgs *args, DsviHeldOut **out)
         .height = latent.height,
         .width = latent.width,
         .text_len = config->text_len,
+        .given_first = dsvi_dit_given_first(settings),
         .act = dsvi_dit_act(settings),
         .loss = true,
         .lora = args->lora,
@@ -120,6 +123,7 @@ DsvStatus dsvi_held_out_create(const DsviHeldOutArgs *args, DsviHeldOut **out)
     h->settings = settings;
     h->backend = args->backend;
     h->mesh = args->mesh;
+    h->latent = latent;
     h->video = (DsviVideoShape){3, settings->num_frames, settings->height, settings->width};
     h->batch = settings->train_batch_size;
     h->clips = settings->validation_clips;
@@ -153,11 +157,17 @@ void dsvi_held_out_free(DsviHeldOut **held_out)
     *held_out = NULL;
 }
 
+/* Returns the bytes of the timesteps of a batch. */
+static size_t timestep_bytes(const DsviHeldOut *h)
+{
+    return (size_t)(h->batch * dsvi_flow_times(h->settings)) * sizeof(float);
+}
+
 void dsvi_held_out_carve(DsviHeldOut *h, DsviArena *arena)
 {
     size_t batch = (size_t)h->batch;
     h->sigma = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
-    h->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
+    h->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, timestep_bytes(h));
     h->loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     h->text = dsvi_arena_take(arena, DSVI_MEM_DATA,
                               batch * (size_t)(h->text_len * h->text_dim) * sizeof(float));
@@ -177,7 +187,7 @@ void dsvi_held_out_carve_host(DsviHeldOut *h, DsviArena *arena)
     size_t batch = (size_t)h->batch * sizeof(float);
     h->host_latents = dsvi_arena_take(arena, DSVI_MEM_DATA, dsvi_held_out_bytes(h));
     h->host_sigma = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
-    h->host_timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
+    h->host_timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, timestep_bytes(h));
     h->host_loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch);
 }
 
@@ -321,28 +331,25 @@ static DsvStatus load_batch(DsviHeldOut *h, int64_t first)
         if (h->texts)
             DSVI_TRY(load_text(h, pair.window, b));
         h->host_sigma[b] = (float)noise_level(h, pair.bin);
-        h->host_timestep[b] = (float)(1000 * noise_level(h, pair.bin));
+        dsvi_flow_set_times(h->settings, noise_level(h, pair.bin), b, h->host_timestep);
     }
     DSVI_TRY(device->upload(device->stream, h->sigma, h->host_sigma, scalars));
-    return device->upload(device->stream, h->timestep, h->host_timestep, scalars);
+    return device->upload(device->stream, h->timestep, h->host_timestep, timestep_bytes(h));
 }
 
 /* Computes host_loss of the batch that load_batch has put on the device. */
 static DsvStatus held_out_evaluate(DsviHeldOut *h)
 {
     DsviDevice *device = h->backend->device;
-    DsviFlowMixArgs mix = {
-        .batch = h->batch,
-        .n = h->elements,
-        .acc = DSVI_F32,
-        .x0 = h->latents,
-        .noise = h->noise,
-        .sigma = h->sigma,
-        .x_t = h->latents,
-        .target = h->noise,
-    };
+    const DsviFlowBatch mix = {.settings = h->settings,
+                               .backend = h->backend,
+                               .batch = h->batch,
+                               .latent = h->latent,
+                               .latents = h->latents,
+                               .noise = h->noise,
+                               .sigma = h->sigma};
     const DsviDitLoss loss = {.target = h->noise, .loss = h->loss};
-    DSVI_TRY(h->backend->ops.flow_mix.run(device->stream, &mix));
+    DSVI_TRY(dsvi_flow_mix_batch(&mix));
     DSVI_TRY(dsvi_dit_forward(h->dit, h->latents, h->timestep, h->text, NULL, &loss));
     DSVI_TRY(device->download(device->stream, h->host_loss, h->loss, (size_t)h->batch * sizeof(float)));
     return device->sync(device->stream);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "train/flow_batch.h"
 #include "train/schedule.h"
 #include "train/train_modules.h"
 #include "train/trainer_sizes.h"
@@ -102,7 +103,7 @@ static DsvStatus draw_batch(DsviTrainer *t, const DsviSampleSource *source, bool
             return DSV_OK;
         double sigma = dsvi_flow_sigma(settings, shift, first + (uint64_t)b);
         t->host_sigma[b] = (float)sigma;
-        t->host_timestep[b] = (float)(1000 * sigma);
+        dsvi_flow_set_times(settings, sigma, b, t->host_timestep);
     }
     t->drawn = true;
     return DSV_OK;
@@ -141,7 +142,8 @@ static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, doub
     dsvi_dit_set_samples(t->dit, (uint64_t)t->settings->seed, dsvi_trainer_first_sample(t));
     DSVI_TRY(draw_noise(t));
     DSVI_TRY(device->upload(device->stream, t->sigma, t->host_sigma, (size_t)batch * sizeof(float)));
-    DSVI_TRY(device->upload(device->stream, t->timestep, t->host_timestep, (size_t)batch * sizeof(float)));
+    DSVI_TRY(device->upload(device->stream, t->timestep, t->host_timestep,
+                            (size_t)(batch * dsvi_flow_times(t->settings)) * sizeof(float)));
     t->sample += dsvi_trainer_samples(t);
     t->pass = (t->pass + 1) % t->settings->gradient_accumulation_steps;
     return DSV_OK;
@@ -150,17 +152,13 @@ static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, doub
 /* Replaces latents by the noisy model input, and noise by the target velocity. */
 static DsvStatus mix_noise(DsviTrainer *t)
 {
-    DsviFlowMixArgs args = {
-        .batch = t->settings->train_batch_size,
-        .n = t->elements,
-        .acc = DSVI_F32,
-        .x0 = t->latents,
-        .noise = t->noise,
-        .sigma = t->sigma,
-        .x_t = t->latents,
-        .target = t->noise,
-    };
-    return t->backend->ops.flow_mix.run(t->backend->device->stream, &args);
+    return dsvi_flow_mix_batch(&(DsviFlowBatch){.settings = t->settings,
+                                                .backend = t->backend,
+                                                .batch = t->settings->train_batch_size,
+                                                .latent = t->latent,
+                                                .latents = t->latents,
+                                                .noise = t->noise,
+                                                .sigma = t->sigma});
 }
 
 /* Returns the weight of one rank's micro-batch in the mean loss of the step. */

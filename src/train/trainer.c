@@ -6,6 +6,7 @@
 
 #include "base/offload.h"
 #include "dist/peers.h"
+#include "train/flow_batch.h"
 #include "train/memory_explain.h"
 #include "train/memory_plan.h"
 #include "train/trainer_offload.h"
@@ -53,6 +54,7 @@ static DsviDitShape trainer_dit_shape(const DsviTrainer *t)
         .height = t->sizes[t->main_size].latent.height,
         .width = t->sizes[t->main_size].latent.width,
         .text_len = t->config.text_len,
+        .given_first = dsvi_dit_given_first(settings),
         .act = dsvi_dit_act(settings),
         .backward = true,
         .keep = dsvi_dit_keep(settings),
@@ -98,11 +100,26 @@ static DsvStatus trainer_make_lora(DsviTrainer *t)
     return dsvi_dit_stores_f8(settings) ? dsvi_dit_frozen_use_f8(t->frozen, t->backend) : DSV_OK;
 }
 
+/* Returns the bytes of the timesteps of a micro-batch. */
+static size_t timestep_bytes(const DsviTrainer *t)
+{
+    return (size_t)(t->settings->train_batch_size * dsvi_flow_times(t->settings)) * sizeof(float);
+}
+
+static DsvStatus check_first_frame(const DsvConfig *settings)
+{
+    if (!dsvi_dit_given_first(settings) || settings->loss_pixel_weight == 0)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "loss_pixel_weight=%g: expected 0 with model.first_frame=given",
+                     settings->loss_pixel_weight);
+}
+
 static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *log_context)
 {
     const DsvConfig *settings = t->settings;
     const DsviDitConfig *config = &t->config;
     DSVI_TRY(dsvi_trainer_offload_check(settings));
+    DSVI_TRY(check_first_frame(settings));
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
     t->trained = &t->table;
     if (settings->lora_rank > 0)
@@ -179,7 +196,7 @@ static void trainer_carve(void *trainer, DsviArena *arena)
         dsvi_dit_frozen_carve(t->frozen, arena);
     dsvi_zero_carve(&t->zero, t->settings, arena);
     t->sigma = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
-    t->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
+    t->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, timestep_bytes(t));
     t->text = dsvi_arena_take(arena, DSVI_MEM_DATA,
                               batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));
     t->loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
@@ -202,7 +219,7 @@ static void trainer_carve_host(DsviTrainer *t, DsviArena *arena)
     t->host_text = dsvi_arena_take(arena, DSVI_MEM_DATA,
                                    batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));
     t->host_sigma = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
-    t->host_timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
+    t->host_timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, timestep_bytes(t));
     t->host_loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     t->host_weight = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(double));
     if (has_channel_weights(t))

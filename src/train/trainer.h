@@ -98,18 +98,20 @@ typedef struct DsviTrainer {
 
     /* One micro-batch in device memory. latents and noise are valid until the forward pass has used them:
      * they share memory with activations. */
-    float *latents;          /* (B, elements): latents: clean at first, then mixed with noise */
-    float *noise;            /* (B, elements): noise, then the target velocity */
-    float *sigma, *timestep; /* (B) */
-    float *text;             /* (B, text_len, text_dim): text states, then rows of zeros; all rows are zero
-                              * without text */
-    float *loss;             /* (B) */
-    float *channel_weight;   /* (latent channels) weights of the loss; NULL: all are 1 */
+    float *latents;        /* (B, elements): latents: clean at first, then mixed with noise */
+    float *noise;          /* (B, elements): noise, then the target velocity */
+    float *sigma;          /* (B) */
+    float *timestep;       /* (B); with model.first_frame=given (B, 2): that of the first frame, 0, and that
+                            * of the others */
+    float *text;           /* (B, text_len, text_dim): text states, then rows of zeros; all rows are zero
+                            * without text */
+    float *loss;           /* (B) */
+    float *channel_weight; /* (latent channels) weights of the loss; NULL: all are 1 */
 
     /* Host buffers for uploads and downloads of the micro-batch. */
     float *host_latents;                           /* (B, elements_max) */
     float *host_text;                              /* (B, text_len, text_dim) */
-    float *host_sigma, *host_timestep, *host_loss; /* (B) */
+    float *host_sigma, *host_timestep, *host_loss; /* (B), host_timestep as `timestep` */
     double *host_weight;                           /* (B) weights of the samples' gradients */
     float *host_channel_weight;                    /* (latent channels) or NULL */
     float *host_flat;         /* rank 0: (trained->elements) a flat array that is read from or written to a

@@ -188,11 +188,16 @@ TRAIN = {"steps": 2, "batch": 2, "latent_thw": [3, 4, 6], "text_len": 7, "optimi
 
 
 def train_step(model, optimizer, inputs):
-    """Loss, and norm of the gradients before clipping."""
+    """Loss, and norm of the gradients before clipping. With two timesteps per sample the first latent frame
+    has no noise and no loss."""
     inputs = {name: tensor.double() for name, tensor in inputs.items()}
     latents, target = mix(inputs)
-    output = model(latents, inputs["timestep"], inputs["encoder_hidden_states"], return_dict=False)[0]
-    loss = ((output - target) ** 2).mean()
+    timestep, learned = inputs["timestep"], slice(None)
+    if timestep.ndim == 2:
+        timestep, learned = times_of_tokens(timestep, latents.shape[2:]), slice(1, None)
+        latents[:, :, 0] = inputs["latents_clean"][:, :, 0]
+    output = model(latents, timestep, inputs["encoder_hidden_states"], return_dict=False)[0]
+    loss = ((output - target)[:, :, learned] ** 2).mean()
     optimizer.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), TRAIN["clip_grad_norm"])
@@ -200,9 +205,13 @@ def train_step(model, optimizer, inputs):
     return loss.item(), norm.item()
 
 
-def write_training(folder, random, config, weights):
+def write_training(folder, random, config, weights, given_first=False):
+    """Training steps. `given_first`: with the first latent frame given, and without the final state."""
     steps = [random_inputs(random, TRAIN["batch"], TRAIN["latent_thw"], TRAIN["text_len"], config["text_dim"])
              for _ in range(TRAIN["steps"])]
+    for inputs in steps if given_first else []:
+        times = inputs["timestep"]
+        inputs["timestep"] = torch.stack([torch.zeros_like(times), times], dim=1)
     with float_means_double():
         model = load_model(config, weights, torch.float64)
         optimizer = torch.optim.AdamW(model.parameters(), lr=TRAIN["lr"], betas=TRAIN["betas"],
@@ -215,8 +224,9 @@ def write_training(folder, random, config, weights):
     save(folder / "expected.safetensors",
          {"losses": torch.tensor([loss for loss, _ in results], dtype=torch.float64),
           "grad_norms": torch.tensor([norm for _, norm in results], dtype=torch.float64)})
-    save(folder / "weights_after.safetensors", to_f32(model.state_dict()))
-    save(folder / "adam_after.safetensors", to_f32(moments))
+    if not given_first:
+        save(folder / "weights_after.safetensors", to_f32(model.state_dict()))
+        save(folder / "adam_after.safetensors", to_f32(moments))
     return {**TRAIN, "about": TRAIN_ABOUT}
 
 
@@ -280,7 +290,8 @@ def write_ti2v(folder):
     write_config(folder, config)
     save(folder / "diffusion_pytorch_model.safetensors", weights)
     cases = [write_case(folder, random, config, weights, 2, (3, 4, 6), 5, given_first=True)]
-    describe(folder, seed, ABOUT, cases=dict(cases))
+    train = write_training(folder / "train", random, config, weights, given_first=True)
+    describe(folder, seed, ABOUT, cases=dict(cases), train=train)
 
 
 def write_of_image(folder, seed, config):

@@ -13,10 +13,10 @@ SEED = 73
 CHANNELS, TEMPORAL, SPATIAL = 48, 4, 16  # of the VAE
 
 ABOUT = (
-    "F32 on a CPU. first.png: a picture of the clip's size. noise: the first latents. latents: after the last "
-    "step. encoder_hidden_states and negative_encoder_hidden_states: text states, followed by zeros up to "
-    "512 rows. The folder has no other parts than transformer, VAE and scheduler. A case without last_image "
-    "is sampled from text alone."
+    "F32 on a CPU. first.png: a picture of the clip's size. noise: the first latents. latents: after the "
+    "last step. encoder_hidden_states and negative_encoder_hidden_states: text states, followed by zeros up "
+    "to 512 rows. The folder has no other parts than transformer, VAE and scheduler. A case without "
+    "last_image is sampled from text alone."
 )
 
 SIZE = {"height": 64, "width": 32, "num_frames": 9}

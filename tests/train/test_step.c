@@ -1,5 +1,5 @@
-/* Steps of AdamW on a small model compared with PyTorch (golden files of dit_a/train): losses, gradient
- * norms, and afterwards the weights and both moments. */
+/* Steps of AdamW on a small model compared with PyTorch (golden files of dit_a/train and dit_ti2v/train):
+ * losses, gradient norms, and afterwards the weights and both moments. */
 #include "test.h"
 
 #include "base/safetensors.h"
@@ -28,9 +28,17 @@ typedef struct Fixture {
     int steps; /* steps that PyTorch did */
 } Fixture;
 
-static void open_fixture(Fixture *f, const char *isa)
+static void open_stored(const char *model, const char *name, DsviSafetensors **out)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/train/%s.safetensors", model, name);
+    assert_ok(dsvi_safetensors_open(golden_path(path), out));
+}
+
+static void open_fixture(Fixture *f, const char *isa, const char *model, const char *first_frame)
 {
     DsviDitConfig config;
+    char path[128];
     memset(f, 0, sizeof *f);
     dsv_config_defaults(&f->settings);
     assert_ok(dsv_config_set(&f->settings, "mixed_precision=no"));
@@ -38,19 +46,19 @@ static void open_fixture(Fixture *f, const char *isa)
     assert_ok(dsv_config_set(&f->settings, "lr=1e-3"));
     assert_ok(dsv_config_set(&f->settings, "sparse.enabled=false"));
     assert_ok(dsv_config_set(&f->settings, "validation_at_end=false"));
-    assert_ok(dsvi_dit_config_read(golden_path("dit_a/config.json"), &config));
+    assert_ok(dsv_config_set(&f->settings, first_frame));
+    snprintf(path, sizeof path, "%s/config.json", model);
+    assert_ok(dsvi_dit_config_read(golden_path(path), &config));
     config.text_len = TEXT_LEN;
     assert_ok(dsvi_cpu_open(isa, 2, &f->backend));
     assert_ok(dsvi_trainer_create(
         &(DsviTrainerArgs){
             .settings = &f->settings, .backend = &f->backend, .codec = &FIXED, .config = &config},
         &f->trainer));
-    assert_ok(dsvi_weights_read(golden_path("dit_a"), &f->trainer->table, f->trainer->host_flat));
+    assert_ok(dsvi_weights_read(golden_path(model), &f->trainer->table, f->trainer->host_flat));
     assert_ok(dsvi_trainer_start(f->trainer));
-    assert_ok(dsvi_safetensors_open(golden_path("dit_a/train/inputs.safetensors"), &f->inputs));
-    assert_ok(dsvi_safetensors_open(golden_path("dit_a/train/expected.safetensors"), &f->expected));
-    assert_ok(dsvi_safetensors_open(golden_path("dit_a/train/weights_after.safetensors"), &f->weights));
-    assert_ok(dsvi_safetensors_open(golden_path("dit_a/train/adam_after.safetensors"), &f->moments));
+    open_stored(model, "inputs", &f->inputs);
+    open_stored(model, "expected", &f->expected);
     f->steps = (int)dsvi_safetensors_find(f->expected, "losses")->count;
 }
 
@@ -119,11 +127,34 @@ static void follows_pytorch(void **state)
 {
     const char *isa = *state;
     Fixture f;
-    open_fixture(&f, isa);
+    open_fixture(&f, isa, "dit_a", "model.first_frame=auto");
+    open_stored("dit_a", "weights_after", &f.weights);
+    open_stored("dit_a", "adam_after", &f.moments);
     run_steps(&f);
     compare_flat(&f, f.weights, "", f.trainer->zero.master.data, 1e-4);
     compare_flat(&f, f.moments, "exp_avg.", (float *)f.trainer->zero.moments.moment[0].data, 1e-3);
     compare_flat(&f, f.moments, "exp_avg_sq.", (float *)f.trainer->zero.moments.moment[1].data, 1e-3);
+    close_fixture(&f);
+}
+
+/* The first latent frame has no noise, timestep 0 and no loss. */
+static void follows_pytorch_from_a_given_frame(void **state)
+{
+    Fixture f;
+    open_fixture(&f, *state, "dit_ti2v", "model.first_frame=given");
+    run_steps(&f);
+    close_fixture(&f);
+}
+
+static void a_given_frame_has_no_pixel_weight(void **state)
+{
+    Fixture f;
+    DsviArena device, host;
+    (void)state;
+    open_fixture(&f, "auto", "dit_ti2v", "model.first_frame=given");
+    f.settings.loss_pixel_weight = 0.5;
+    assert_fails(DSV_E_USAGE, "loss_pixel_weight=0.5: expected 0 with model.first_frame=given",
+                 dsvi_trainer_plan(f.trainer, &f.settings, &device, &host));
     close_fixture(&f);
 }
 
@@ -132,7 +163,7 @@ static void divergence_leaves_the_weights(void **state)
 {
     Fixture f;
     (void)state;
-    open_fixture(&f, "auto");
+    open_fixture(&f, "auto", "dit_a", "model.first_frame=auto");
     DsviTrainer *t = f.trainer;
     size_t bytes = (size_t)t->table.elements * sizeof(float);
     float *before = malloc(bytes);
@@ -169,7 +200,7 @@ static void no_step_is_lost_for_want_of_the_next(void **state)
         int left = 2 * BATCH + odd;
         Fixture f;
         DsviStepResult result;
-        open_fixture(&f, "auto");
+        open_fixture(&f, "auto", "dit_a", "model.first_frame=auto");
         DsviSampleSource source = {.context = &left, .next = next_of_few};
         for (int step = 1; step <= 2; step++) {
             assert_ok(dsvi_train_step(f.trainer, &source, &result));
@@ -196,7 +227,37 @@ static int run(void)
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
+static void drawn_samples_have_time_0_in_the_given_frame(void **state)
+{
+    int left = 4 * BATCH;
+    Fixture f;
+    DsviStepResult result;
+    DsviSampleSource source = {.context = &left, .next = next_of_few};
+    (void)state;
+    open_fixture(&f, "auto", "dit_ti2v", "model.first_frame=given");
+    assert_ok(dsvi_train_step(f.trainer, &source, &result));
+    assert_true(f.trainer->drawn);
+    for (int b = 0; b < BATCH; b++) {
+        const float *times = f.trainer->host_timestep + 2 * b;
+        assert_true(times[0] == 0);
+        assert_error_below(fabs(times[1] / (1000 * f.trainer->host_sigma[b]) - 1), 1e-6, "sample %d", b);
+    }
+    close_fixture(&f);
+}
+
+static int run_given(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(follows_pytorch_from_a_given_frame, "ref"),
+        cmocka_unit_test_prestate(follows_pytorch_from_a_given_frame, "auto"),
+        cmocka_unit_test(drawn_samples_have_time_0_in_the_given_frame),
+        cmocka_unit_test(a_given_frame_has_no_pixel_weight),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
 int main(void)
 {
-    return golden_run("dit_a", run);
+    int failed = golden_run("dit_a", run);
+    return failed + golden_run("dit_ti2v", run_given);
 }

@@ -80,6 +80,8 @@ typedef struct DsviDitShape {
 DsviDtype dsvi_dit_act(const DsvConfig *settings);
 /* Returns whether the option base_precision asks for frozen weights in 8 bits. */
 bool dsvi_dit_stores_f8(const DsvConfig *settings);
+/* Returns whether the option model.first_frame says that the first latent frame is given in training. */
+bool dsvi_dit_given_first(const DsvConfig *settings);
 /* Returns which activations to keep, as the option gradient_checkpointing says. */
 DsviDitKeep dsvi_dit_keep(const DsvConfig *settings);
 

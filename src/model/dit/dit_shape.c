@@ -14,6 +14,11 @@ bool dsvi_dit_stores_f8(const DsvConfig *settings)
     return strcmp(settings->base_precision, "fp8") == 0;
 }
 
+bool dsvi_dit_given_first(const DsvConfig *settings)
+{
+    return strcmp(settings->model_first_frame, "given") == 0;
+}
+
 DsviDitKeep dsvi_dit_keep(const DsvConfig *settings)
 {
     const char *name = settings->gradient_checkpointing;
