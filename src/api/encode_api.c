@@ -90,7 +90,8 @@ static DsvStatus set_shapes(Encoding *e)
         if (status != DSV_OK && e->settings->data_buckets[0])
             return dsvi_fail_prefix(status, "data.buckets: %s", dsvi_clip_size_text(size, text));
         DSVI_TRY(status);
-        const int64_t shape[4] = {latent.channels, latent.frames, latent.height, latent.width};
+        const int64_t shape[4] = {latent.channels + e->models.condition_channels, latent.frames,
+                                  latent.height, latent.width};
         memcpy(e->latent_shapes[i], shape, sizeof shape);
         int64_t pixels = video->channels * video->frames * video->height * video->width;
         encoder->pixels = pixels > encoder->pixels ? pixels : encoder->pixels;

@@ -9,6 +9,7 @@
 #include "data/latent_cache.h"
 #include "dsv/encode.h"
 #include "encode/encode_prompts.h"
+#include "model/dit/dit.h"
 #include "model/folder/wan_folder.h"
 #include "model/weights/weights_identity.h"
 #include "run/prompt_file.h"
@@ -106,6 +107,18 @@ static DsvStatus check_identity(const char *key, const char *path, const DsviWan
                      dsvi_wan_part_name(part), folder->path);
 }
 
+/* Checks that the windows of a cache have a condition if the transformer takes one, and only then. */
+static DsvStatus check_condition(const char *key, const char *path, const DsviWanFolder *folder, bool has)
+{
+    DsviDitConfig config;
+    DSVI_TRY(dsvi_wan_folder_config(folder, &config));
+    if (dsvi_dit_takes_condition(&config) == has)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_USAGE, "%s=%s was made for %s models, and model.path=%s is %s model", key, path,
+                     has ? "image-to-video" : "text-to-video", folder->path,
+                     has ? "a text-to-video" : "an image-to-video");
+}
+
 /* Checks that the models of model.path made the cache. */
 static DsvStatus check_cache(const DsvConfig *config, const char *key, const char *path)
 {
@@ -121,6 +134,7 @@ static DsvStatus check_cache(const DsvConfig *config, const char *key, const cha
     DSVI_TRY(dsvi_latent_cache_open(path, config, &cache));
     const DsviLatentModel *model = dsvi_latent_cache_model(cache);
     DSVI_TRY_GOTO(status, check_identity(key, path, &folder, DSVI_WAN_VAE, &model->vae), done);
+    DSVI_TRY_GOTO(status, check_condition(key, path, &folder, model->condition), done);
     DSVI_TRY_GOTO(status, check_identity(key, path, &folder, DSVI_WAN_TEXT_ENCODER, &model->text.encoder),
                   done);
 done:

@@ -226,6 +226,10 @@ static DsvStatus check_models(const DsviLatentCache *cache, const DsviLatentMode
 {
     const DsviTextStore *text = &cache->model.text;
     DSVI_TRY(check_model(cache, "the VAE", &cache->model.vae, &expected->vae));
+    if (cache->model.condition != expected->condition)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: made for %s models, expected %s: encode into another folder",
+                         cache->folder, cache->model.condition ? "image-to-video" : "text-to-video",
+                         expected->condition ? "image-to-video" : "text-to-video");
     if (expected->vae.hex[0])
         DSVI_TRY(check_type(cache, "VAE", cache->model.vae_type, expected->vae_type));
     if (!text->encoder.hex[0])
@@ -432,11 +436,11 @@ static XXH128_hash_t latent_hash(const DsviLatentCache *cache, const DsviLatentS
         return key_hash(source->path, &window);
     int length = snprintf(text, sizeof text,
                           "%s %.17g %.17g %.17g %.17g %" PRId64 " %" PRId64 " %" PRId64 " %s %" PRId64
-                          " %" PRId64 " %s %s",
+                          " %" PRId64 " %s %s%s",
                           source->content.hex, w->start, w->fps, w->crop_x, w->crop_y, w->frames, w->height,
                           w->width, config->codec_name, config->codec_spatial_levels,
                           config->codec_temporal_levels, cache->model.vae.hex,
-                          dsvi_dtype_name(cache->model.vae_type));
+                          dsvi_dtype_name(cache->model.vae_type), cache->model.condition ? " i2v" : "");
     return XXH3_128bits(text, (size_t)length);
 }
 

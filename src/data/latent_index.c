@@ -2,7 +2,7 @@
  *
  *     {"format": "dsv-latent-cache", "version": 3,
  *      "settings": {"num_frames": ..., "height": ..., ..., "codec.temporal_levels": ...},
- *      "model": {"vae": 32 hex digits, "vae_type": "BF16",
+ *      "model": {"vae": 32 hex digits, "vae_type": "BF16", "condition": true, if windows have one,
  *                "text_encoder": 32 hex digits, "text_type": "BF16", "text_dim": ..., "empty": key},
  *      "items": [{"source": ..., "source_bytes": ..., "source_modified": ..., "source_xxh3": 32 hex digits,
  *                 "start": ..., "crop_x": ..., "crop_y": ..., "size": [frames, height, width],
@@ -45,7 +45,7 @@ enum {
     OPTIONS = 6
 };
 
-static const char CODEC_NAME[] = "codec.name", CHECKSUM[] = "xxh3";
+static const char CODEC_NAME[] = "codec.name", CHECKSUM[] = "xxh3", CONDITION[] = "condition";
 
 /* An option that the index records. */
 typedef struct Option {
@@ -122,6 +122,8 @@ static uint64_t hash_model(const DsviLatentModel *model)
     uint64_t seed = hash_text(model->vae.hex, 0);
     seed = hash_text(model->text.encoder.hex, seed);
     seed = hash_text(model->text.empty.hex, seed);
+    if (model->condition)
+        seed = hash_text(CONDITION, seed);
     return XXH3_64bits_withSeed(numbers, sizeof numbers, seed);
 }
 
@@ -301,7 +303,8 @@ static bool add_model(cJSON *index, const DsviLatentModel *model)
                  (to = cJSON_AddObjectToObject(index, "model"));
     if (whole && model->vae.hex[0])
         whole = add_key(to, "vae", &model->vae) &&
-                cJSON_AddStringToObject(to, "vae_type", dsvi_dtype_name(model->vae_type));
+                cJSON_AddStringToObject(to, "vae_type", dsvi_dtype_name(model->vae_type)) &&
+                (!model->condition || cJSON_AddTrueToObject(to, CONDITION));
     if (whole && text->encoder.hex[0])
         whole = add_key(to, "text_encoder", &text->encoder) &&
                 cJSON_AddStringToObject(to, "text_type", dsvi_dtype_name(text->dtype)) &&
@@ -518,6 +521,7 @@ static bool read_model(const cJSON *index, DsviLatentModel *out)
         return false;
     if (out->vae.hex[0] && !read_type(model, "vae_type", &out->vae_type))
         return false;
+    out->condition = out->vae.hex[0] && cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(model, CONDITION));
     if (!text->encoder.hex[0])
         return true;
     return text->empty.hex[0] && read_type(model, "text_type", &text->dtype) &&

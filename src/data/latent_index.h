@@ -2,6 +2,7 @@
 #ifndef DSVI_LATENT_INDEX_H
 #define DSVI_LATENT_INDEX_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +19,8 @@ extern "C" {
 typedef struct DsviLatentModel {
     DsviHashKey vae;    /* identity of the VAE; unknown if the codec is none */
     DsviDtype vae_type; /* in which the VAE computed: F32 or BF16 */
+    bool condition;     /* after the channels of the latent, a window has those that an image-to-video
+                         * transformer takes beside it */
     DsviTextStore text; /* the index does not store its folder */
 } DsviLatentModel;
 

@@ -1,11 +1,13 @@
 /* Implements encode_models.h. */
 #include "encode/encode_models.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/memory_limit.h"
 #include "model/dit/dit.h"
 #include "model/weights/weights_identity.h"
+#include "pipeline/wan_condition.h"
 
 enum { PUBLISHED_CHANNELS = 16, PUBLISHED_PATCH = 2 }; /* of a transformer that the folder does not have */
 
@@ -26,6 +28,12 @@ static DsvStatus models_shape(DsviEncodeModels *m)
     if (m->folder.part[DSVI_WAN_TRANSFORMER][0])
         DSVI_TRY(dsvi_wan_folder_config(&m->folder, &transformer));
     DSVI_TRY(dsvi_wan_shape(&m->folder, &transformer, &m->shape));
+    m->condition_channels = transformer.in_channels - transformer.out_channels;
+    m->identity.condition = m->condition_channels > 0;
+    const DsviWanCondition condition = {.latent.channels = transformer.out_channels,
+                                        .temporal = m->shape.temporal};
+    if (m->identity.condition)
+        DSVI_TRY(dsvi_wan_condition_check(&condition, &transformer, m->folder.part[DSVI_WAN_TRANSFORMER]));
     return config->data_buckets[0] ? DSV_OK : m->shape.codec.latent_shape(&m->shape.codec, video, &latent);
 }
 
@@ -123,7 +131,21 @@ void dsvi_encode_models_free_text(DsviEncodeModels *models)
 static DsvStatus models_encode_window(void *context, int64_t size, const float *pixels, float *latent)
 {
     const DsviEncodeModels *m = context;
-    return m->codec->encode(m->codec, m->videos[size], pixels, latent);
+    DsviWanCondition c = {.video = m->videos[size], .temporal = m->shape.temporal};
+    DSVI_TRY(m->codec->encode(m->codec, c.video, pixels, latent));
+    if (!m->identity.condition)
+        return DSV_OK;
+    DSVI_TRY(m->codec->latent_shape(m->codec, c.video, &c.latent));
+    float *mask = latent + c.latent.channels * c.latent.frames * c.latent.height * c.latent.width;
+    float *video = dsvi_wan_condition_video(&c, pixels, c.video.frames * c.video.height * c.video.width,
+                                            NULL);
+    if (!video)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the video that begins with a window's first frame");
+    dsvi_wan_condition_mask(&c, false, mask);
+    DsvStatus status = m->codec->encode(m->codec, c.video, video,
+                                        mask + dsvi_wan_condition_mask_elements(&c));
+    free(video);
+    return status;
 }
 
 static double models_worked(void *context)

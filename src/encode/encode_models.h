@@ -24,6 +24,8 @@ typedef struct DsviEncodeModels {
     DsviLatentModel
         identity;       /* without the key of the empty prompt; the VAE unknown unless codec.name is wan */
     DsviWanShape shape; /* with a VAE only */
+    int64_t
+        condition_channels; /* of a stored window after those of the latent (identity.condition); 0: none */
     const DsviVideoShape *videos; /* of the windows of each size; set by the caller before the VAE encodes */
     DsviTokenizer *tokenizer;
     DsviUmt5 *text_encoder; /* NULL: not loaded */
@@ -46,8 +48,9 @@ DsviTextIds dsvi_encode_models_ids(DsviEncodeModels *models);
 DsvStatus dsvi_encode_models_load_text(DsviEncodeModels *models, int64_t rows, DsviTextEncoder *out);
 void dsvi_encode_models_free_text(DsviEncodeModels *models);
 
-/* Loads the VAE. The caller sets the shapes in *out. The latents are the normalised means of its posterior.
- */
+/* Loads the VAE. The caller sets the shapes in *out. The latents are the normalised means of its posterior,
+ * for an image-to-video transformer followed by what it takes beside them (wan_condition.h), with the first
+ * frame of the window as picture. */
 DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out);
 
 #ifdef __cplusplus

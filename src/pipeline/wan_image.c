@@ -1,12 +1,7 @@
 /* Implements wan_image.h.
  *
- * An image-to-video transformer of Wan 2.2 takes, after the channels of the latent, a mask and the latent of
- * a video that consists of the first picture, grey frames (zeros) and, if there is one, the last picture. The
- * mask has a channel for each frame of the video that a frame of the latent stands for: 1 for a picture, 0
- * for a grey frame. The first frame of the latent stands for the first frame of the video alone, so that all
- * its mask channels are those of this frame.
- *
- * TI2V-5B of Wan 2.2 takes the latent of the picture alone as the first frame of the clip's latent. */
+ * I2V-A14B takes the pictures as wan_condition.h says. TI2V-5B of Wan 2.2 takes the latent of the picture
+ * alone as the first frame of the clip's latent. */
 #include "pipeline/wan_image.h"
 
 #include <math.h>
@@ -15,6 +10,7 @@
 
 #include "data/picture.h"
 #include "model/vae/vae.h"
+#include "pipeline/wan_condition.h"
 
 /* Returns the largest size near `wanted` that the model takes. */
 static int64_t size_near(double wanted, int64_t unit)
@@ -74,13 +70,18 @@ static DsvStatus check_given_first(DsviWanJob *job)
     return DSV_OK;
 }
 
+static DsviWanCondition condition_of(const DsviWanJob *job)
+{
+    return (DsviWanCondition){job->video, job->latent, job->shape.temporal};
+}
+
 /* Checks the arguments against the model. */
 static DsvStatus check_arguments(DsviWanJob *job)
 {
     const DsviWanSampleArgs *a = job->args;
     const DsviDitConfig *config = &job->config;
-    int64_t channels = config->in_channels, needed = 2 * job->latent.channels + job->shape.temporal;
-    if (channels == config->out_channels)
+    const DsviWanCondition condition = condition_of(job);
+    if (config->in_channels == config->out_channels)
         return check_given_first(job);
     if (!a->image_path)
         return DSVI_FAIL(
@@ -97,13 +98,7 @@ static DsvStatus check_arguments(DsviWanJob *job)
                          "%s: %s takes a picture of the first frame only, and not of the last frame, as "
                          "FLF2V of Wan 2.1 and I2V-A14B of Wan 2.2 do",
                          a->last_image_path, a->folder->path);
-    if (channels != needed)
-        return DSVI_FAIL(
-            DSV_E_SHAPE,
-            "%s: in_channels is %lld, expected %lld: twice the VAE's %lld latent channels, and a "
-            "mask of %lld",
-            a->folder->part[DSVI_WAN_TRANSFORMER], (long long)channels, (long long)needed,
-            (long long)job->latent.channels, (long long)job->shape.temporal);
+    DSVI_TRY(dsvi_wan_condition_check(&condition, config, a->folder->part[DSVI_WAN_TRANSFORMER]));
     if (a->last_image_path && job->video.frames < 2)
         return DSVI_FAIL(DSV_E_USAGE, "%s: a clip of num_frames=1 has no last frame beside its first",
                          a->last_image_path);
@@ -141,35 +136,6 @@ DsvStatus dsvi_wan_image_prepare(DsviWanJob *job)
     return status;
 }
 
-/* Returns the video that is encoded, which the caller frees: the pictures, and grey frames. */
-static float *make_video(const DsviWanJob *job)
-{
-    DsviVideoShape video = job->video;
-    size_t frame = (size_t)(video.height * video.width), frames = (size_t)video.frames;
-    float *out = calloc((size_t)video.channels * frames * frame, sizeof *out);
-    for (size_t c = 0; out && c < (size_t)video.channels; c++) {
-        memcpy(out + c * frames * frame, job->first_picture + c * frame, frame * sizeof *out);
-        if (job->last_picture)
-            memcpy(out + (c * frames + frames - 1) * frame, job->last_picture + c * frame,
-                   frame * sizeof *out);
-    }
-    return out;
-}
-
-/* Writes the mask (temporal, F, H, W). */
-static void fill_mask(const DsviWanJob *job, float *mask)
-{
-    DsviVideoShape latent = job->latent;
-    int64_t places = latent.height * latent.width, last = job->video.frames - 1;
-    for (int64_t m = 0; m < job->shape.temporal; m++)
-        for (int64_t f = 0; f < latent.frames; f++) {
-            int64_t frame = f == 0 ? 0 : (f - 1) * job->shape.temporal + m + 1;
-            bool picture = frame == 0 || (frame == last && job->last_picture);
-            for (int64_t i = 0; i < places; i++)
-                mask[(m * latent.frames + f) * places + i] = picture ? 1 : 0;
-        }
-}
-
 /* Writes the latent of a video, (latent.channels, F, H, W), normalised: the posterior's mean. F is 1 with
  * job->given_first. */
 static DsvStatus encode_video(const DsviWanJob *job, const float *video, float *latent)
@@ -205,18 +171,20 @@ static DsvStatus encode_first_frame(DsviWanJob *job)
 
 DsvStatus dsvi_wan_image_encode(DsviWanJob *job)
 {
-    int64_t mask = job->elements / job->latent.channels * job->shape.temporal;
+    const DsviWanCondition condition = condition_of(job);
+    int64_t mask = dsvi_wan_condition_mask_elements(&condition);
     if (!job->first_picture)
         return DSV_OK;
     if (job->given_first)
         return encode_first_frame(job);
-    float *video = make_video(job);
+    float *video = dsvi_wan_condition_video(&condition, job->first_picture,
+                                            job->video.height * job->video.width, job->last_picture);
     job->image = malloc((size_t)(mask + job->elements) * sizeof *job->image);
     if (!video || !job->image) {
         free(video);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the video that begins with the picture");
     }
-    fill_mask(job, job->image);
+    dsvi_wan_condition_mask(&condition, job->last_picture != NULL, job->image);
     DsvStatus status = encode_video(job, video, job->image + mask);
     free(video);
     return status;

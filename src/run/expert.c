@@ -4,11 +4,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/dit/dit.h"
 #include "model/folder/wan_folder.h"
 #include "sample/scheduler_config.h"
 
-/* flow_shift with which the Wan repository samples T2V-A14B; the scheduler of the published folder has 3. */
-#define PUBLISHED_SHIFT 12
+/* flow_shift with which the Wan repository samples T2V-A14B and I2V-A14B; the schedulers of the published
+ * folders have 3. */
+enum { PUBLISHED_SHIFT_T2V = 12, PUBLISHED_SHIFT_I2V = 5 };
 
 static bool is_chosen(const DsvConfig *settings)
 {
@@ -25,9 +27,12 @@ static DsvStatus report_range(const DsvConfig *settings, const DsviWanFolder *fo
                               void *context)
 {
     DsviSchedulerConfig scheduler;
+    DsviDitConfig config;
     char line[512], of_folder[64] = "";
     if (!log)
         return DSV_OK;
+    DSVI_TRY(dsvi_wan_folder_config(folder, &config));
+    bool image = dsvi_dit_takes_condition(&config);
     if (folder->part[DSVI_WAN_SCHEDULER][0]) {
         DSVI_TRY(dsvi_scheduler_config_read(folder->part[DSVI_WAN_SCHEDULER], &scheduler));
         snprintf(of_folder, sizeof of_folder, ", the folder's scheduler has %g", scheduler.flow_shift);
@@ -35,9 +40,10 @@ static DsvStatus report_range(const DsvConfig *settings, const DsviWanFolder *fo
     snprintf(
         line, sizeof line,
         "model.expert=%s trains %s at noise levels %g to %g (boundary_ratio=%g); flow_shift=%g%s, the Wan "
-        "repository uses %d for T2V-A14B",
+        "repository uses %d for %s-A14B",
         settings->model_expert, is_low(settings) ? "transformer_2" : "transformer", settings->sigma_min,
-        settings->sigma_max, folder->boundary_ratio, settings->flow_shift, of_folder, PUBLISHED_SHIFT);
+        settings->sigma_max, folder->boundary_ratio, settings->flow_shift, of_folder,
+        image ? PUBLISHED_SHIFT_I2V : PUBLISHED_SHIFT_T2V, image ? "I2V" : "T2V");
     log(context, line);
     return DSV_OK;
 }

@@ -160,7 +160,7 @@ DsvStatus dsvi_model_of_options(const DsvConfig *settings, const DsviCodec *code
     DSVI_TRY(dsvi_expert_path(settings, path));
     DSVI_TRY(dsvi_model_find(path, model));
     DSVI_TRY(dsvi_model_config(model, out));
-    DsvStatus status = dsvi_dit_check_latent(out, codec, *latent);
+    DsvStatus status = dsvi_dit_check_input(out, codec, *latent);
     return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "model.path=%s", settings->model_path);
 }
 

@@ -145,10 +145,10 @@ DsvStatus dsvi_run_start_prefetch(DsviRun *run)
         .memory = dsvi_memory_bytes(),
         .ranks = run->trainer->here.ranks,
     };
-    int64_t slots = settings->data_prefetch * settings->train_batch_size, elements = t->elements_max;
+    int64_t slots = settings->data_prefetch * settings->train_batch_size, elements = t->inputs_max;
     int64_t workers = dsvi_prefetch_workers(run->dataset, settings, slots, elements, &share);
     for (int64_t i = 0; i < t->size_count; i++)
-        run->size_elements[i] = t->sizes[i].elements;
+        run->size_elements[i] = t->sizes[i].inputs;
     dsvi_run_log(run, DSV_LOG_INFO, "samples come from %" PRId64 " thread%s, up to %" PRId64 " ahead",
                  workers, workers > 1 ? "s" : "", slots);
     DsviPrefetchArgs args = {

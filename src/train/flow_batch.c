@@ -16,7 +16,8 @@ void dsvi_flow_set_times(const DsvConfig *settings, double sigma, int64_t b, flo
     *times = (float)(1000 * sigma);
 }
 
-/* Makes the noise of the first frame equal to its latent, so that their mixture is the latent. */
+/* Makes the noise of the first frame equal to its latent, so that their mixture is the latent. The model
+ * takes no channels beside the latent's. */
 static DsvStatus clean_first_frame(const DsviFlowBatch *b)
 {
     int64_t places = b->latent.height * b->latent.width, stride = b->latent.frames * places;
@@ -35,17 +36,23 @@ static DsvStatus clean_first_frame(const DsviFlowBatch *b)
 
 DsvStatus dsvi_flow_mix_batch(const DsviFlowBatch *b)
 {
-    DsviFlowMixArgs args = {
-        .batch = b->batch,
-        .n = b->latent.channels * b->latent.frames * b->latent.height * b->latent.width,
-        .acc = DSVI_F32,
-        .x0 = b->latents,
-        .noise = b->noise,
-        .sigma = b->sigma,
-        .x_t = b->latents,
-        .target = b->noise,
-    };
+    int64_t elements = b->latent.channels * b->latent.frames * b->latent.height * b->latent.width;
+    bool apart = b->inputs > elements;
     if (dsvi_dit_given_first(b->settings))
         DSVI_TRY(clean_first_frame(b));
-    return b->backend->ops.flow_mix.run(b->backend->device->stream, &args);
+    for (int64_t i = 0; i < (apart ? b->batch : 1); i++) {
+        float *latents = b->latents + i * b->inputs, *noise = b->noise + i * elements;
+        DsviFlowMixArgs args = {
+            .batch = apart ? 1 : b->batch,
+            .n = elements,
+            .acc = DSVI_F32,
+            .x0 = latents,
+            .noise = noise,
+            .sigma = b->sigma + i,
+            .x_t = latents,
+            .target = noise,
+        };
+        DSVI_TRY(b->backend->ops.flow_mix.run(b->backend->device->stream, &args));
+    }
+    return DSV_OK;
 }

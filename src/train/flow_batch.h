@@ -25,7 +25,9 @@ typedef struct DsviFlowBatch {
     DsviBackend *backend;
     int64_t batch;         /* B */
     DsviVideoShape latent; /* C, F, H, W */
-    float *latents;        /* (B, C, F, H, W): clean latents, which become the model's input */
+    int64_t inputs;        /* elements from one sample's latent to the next: the model's input may have
+                            * channels after those of the latent */
+    float *latents;        /* (B, inputs): clean latents (C, F, H, W), which become the model's input */
     float *noise;          /* (B, C, F, H, W): becomes the target velocity */
     const float *sigma;    /* (B) */
 } DsviFlowBatch;

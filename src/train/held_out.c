@@ -27,15 +27,16 @@ struct DsviHeldOut {
     int64_t local_windows; /* number of windows that occur in this rank's batches */
     int64_t *place;        /* (clips) index of a window in host_latents; -1: not in this rank's batches */
     int64_t elements;      /* elements of one latent */
+    int64_t inputs;        /* elements of a window's input, as DsviTrainerSize.inputs */
     int64_t text_len, text_dim;
 
     /* One batch in device memory. */
-    float *latents, *noise;         /* (B, elements): in the memory of a pass (DsviDitBuffers) */
+    float *latents, *noise; /* (B, inputs) and (B, elements): in the memory of a pass (DsviDitBuffers) */
     float *sigma, *timestep, *loss; /* (B); timestep as DsviTrainer.timestep */
     float *text;                    /* (B, text_len, text_dim): text states, then rows of zeros */
 
     /* Host memory. */
-    float *host_latents;                           /* (local_windows, elements) */
+    float *host_latents;                           /* (local_windows, inputs) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
     HeldOutText *texts; /* (local_windows) allocated by dsvi_held_out_fill; NULL: no text */
 };
@@ -128,6 +129,7 @@ DsvStatus dsvi_held_out_create(const DsviHeldOutArgs *args, DsviHeldOut **out)
     h->batch = settings->train_batch_size;
     h->clips = settings->validation_clips;
     h->elements = latent.channels * latent.frames * latent.height * latent.width;
+    h->inputs = h->elements / latent.channels * config->in_channels;
     h->text_len = config->text_len;
     h->text_dim = config->text_dim;
     DSVI_TRY_GOTO(status, held_out_choose_windows(h), fail);
@@ -199,7 +201,7 @@ DsvStatus dsvi_held_out_setup(DsviHeldOut *h, const DsviDitWeights *weights)
 
 size_t dsvi_held_out_bytes(const DsviHeldOut *h)
 {
-    return (size_t)(h->local_windows * h->elements) * sizeof(float);
+    return (size_t)(h->local_windows * h->inputs) * sizeof(float);
 }
 
 /* State of dsvi_held_out_fill. */
@@ -238,7 +240,7 @@ static DsvStatus read_window(const DsviHeldOut *h, const Filling *f, const DsviS
     if (h->texts)
         DSVI_TRY(read_text(h, f, ref, &h->texts[place]));
     if (f->dataset->latents)
-        return dsvi_latent_read(path, h->elements, latent);
+        return dsvi_latent_read(path, h->inputs, latent);
     return dsvi_clip_read(path, &ref->window, f->pixels);
 }
 
@@ -251,7 +253,7 @@ static void warn_once(const Filling *f, int64_t item)
 
 static DsvStatus held_out_fill_window(const DsviHeldOut *h, const Filling *f, int64_t k)
 {
-    float *latent = h->host_latents + h->place[k] * h->elements;
+    float *latent = h->host_latents + h->place[k] * h->inputs;
     int64_t tries = dsvi_dataset_tries(f->dataset);
     char last[512];
     for (int64_t attempt = 0; attempt < tries; attempt++) {
@@ -316,7 +318,7 @@ static DsvStatus load_text(const DsviHeldOut *h, int64_t window, int64_t b)
 static DsvStatus load_batch(DsviHeldOut *h, int64_t first)
 {
     DsviDevice *device = h->backend->device;
-    size_t latent = (size_t)h->elements * sizeof(float), scalars = (size_t)h->batch * sizeof(float);
+    size_t inputs = (size_t)h->inputs * sizeof(float), scalars = (size_t)h->batch * sizeof(float);
     for (int64_t b = 0; b < h->batch; b++) {
         Pair pair = pair_at(h, first + b);
         DsviNoiseArgs noise = {
@@ -325,8 +327,8 @@ static DsvStatus load_batch(DsviHeldOut *h, int64_t first)
             .acc = DSVI_F32,
             .out = h->noise + b * h->elements,
         };
-        DSVI_TRY(device->upload(device->stream, h->latents + b * h->elements,
-                                h->host_latents + h->place[pair.window] * h->elements, latent));
+        DSVI_TRY(device->upload(device->stream, h->latents + b * h->inputs,
+                                h->host_latents + h->place[pair.window] * h->inputs, inputs));
         DSVI_TRY(h->backend->ops.noise.run(device->stream, &noise));
         if (h->texts)
             DSVI_TRY(load_text(h, pair.window, b));
@@ -345,6 +347,7 @@ static DsvStatus held_out_evaluate(DsviHeldOut *h)
                                .backend = h->backend,
                                .batch = h->batch,
                                .latent = h->latent,
+                               .inputs = h->inputs,
                                .latents = h->latents,
                                .noise = h->noise,
                                .sigma = h->sigma};

@@ -28,10 +28,10 @@ static size_t text_elements(const DsviTrainer *t)
     return (size_t)(t->config.text_len * t->config.text_dim);
 }
 
-/* Returns the number of elements of a latent of the next micro-batch. */
-static int64_t next_elements(const DsviTrainer *t)
+/* Returns the number of elements of a sample's input in the next micro-batch. */
+static int64_t next_inputs(const DsviTrainer *t)
 {
-    return t->sizes[t->next_size].elements;
+    return t->sizes[t->next_size].inputs;
 }
 
 /* Makes sure that ranks that share a sample use the same latent and text. A clip may be unreadable on some of
@@ -56,7 +56,7 @@ static DsvStatus agree_on_sample(DsviTrainer *t, bool failed, DsviSample *sample
     if (sample->text_rows > 0)
         DSVI_TRY(dsvi_comm_broadcast(mesh->cp, best, sample->text,
                                      (size_t)(sample->text_rows * t->config.text_dim) * sizeof(float)));
-    return dsvi_comm_broadcast(mesh->cp, best, sample->latent, (size_t)next_elements(t) * sizeof(float));
+    return dsvi_comm_broadcast(mesh->cp, best, sample->latent, (size_t)next_inputs(t) * sizeof(float));
 }
 
 /* Clears the rows of zeros that follow the text states: the model was trained with them (no mask). */
@@ -73,7 +73,7 @@ static DsvStatus draw_sample(DsviTrainer *t, const DsviSampleSource *source, boo
                              double *waited)
 {
     DsviSample sample = {
-        .latent = t->host_latents + b * next_elements(t),
+        .latent = t->host_latents + b * next_inputs(t),
         .text = source->text ? t->host_text + (size_t)b * text_elements(t) : NULL,
     };
     double start = dsvi_clock_seconds();
@@ -134,7 +134,7 @@ static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, doub
         DSVI_TRY(draw_batch(t, source, false, waited));
     t->drawn = false;
     dsvi_trainer_use(t, t->next_size);
-    size_t bytes = (size_t)(batch * t->elements) * sizeof(float);
+    size_t bytes = (size_t)(batch * t->inputs) * sizeof(float);
     DSVI_TRY(device->upload(device->stream, t->latents, t->host_latents, bytes));
     if (source->text)
         DSVI_TRY(device->upload(device->stream, t->text, t->host_text,
@@ -156,6 +156,7 @@ static DsvStatus mix_noise(DsviTrainer *t)
                                                 .backend = t->backend,
                                                 .batch = t->settings->train_batch_size,
                                                 .latent = t->latent,
+                                                .inputs = t->inputs,
                                                 .latents = t->latents,
                                                 .noise = t->noise,
                                                 .sigma = t->sigma});

@@ -106,8 +106,18 @@ static size_t timestep_bytes(const DsviTrainer *t)
     return (size_t)(t->settings->train_batch_size * dsvi_flow_times(t->settings)) * sizeof(float);
 }
 
-static DsvStatus check_first_frame(const DsvConfig *settings)
+static DsvStatus check_pictures(const DsvConfig *settings, const DsviDitConfig *config)
 {
+    bool condition = dsvi_dit_takes_condition(config);
+    if (condition && (settings->validation_at_end || settings->validation_steps > 0))
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "an image-to-video model samples clips of pictures, which a run does not have: "
+                         "expected validation_at_end=false and validation_steps=0");
+    if (condition && dsvi_dit_given_first(settings))
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "model.first_frame=given: the model takes the picture in channels beside the latent, "
+            "expected noise");
     if (!dsvi_dit_given_first(settings) || settings->loss_pixel_weight == 0)
         return DSV_OK;
     return DSVI_FAIL(DSV_E_USAGE, "loss_pixel_weight=%g: expected 0 with model.first_frame=given",
@@ -119,7 +129,7 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
     const DsvConfig *settings = t->settings;
     const DsviDitConfig *config = &t->config;
     DSVI_TRY(dsvi_trainer_offload_check(settings));
-    DSVI_TRY(check_first_frame(settings));
+    DSVI_TRY(check_pictures(settings, config));
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
     t->trained = &t->table;
     if (settings->lora_rank > 0)
@@ -214,7 +224,7 @@ static void trainer_carve(void *trainer, DsviArena *arena)
 static void trainer_carve_host(DsviTrainer *t, DsviArena *arena)
 {
     size_t batch = (size_t)t->settings->train_batch_size;
-    size_t latents = batch * (size_t)t->elements_max * sizeof(float);
+    size_t latents = batch * (size_t)t->inputs_max * sizeof(float);
     t->host_latents = dsvi_arena_take(arena, DSVI_MEM_DATA, latents);
     t->host_text = dsvi_arena_take(arena, DSVI_MEM_DATA,
                                    batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));

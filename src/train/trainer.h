@@ -42,6 +42,8 @@ typedef struct DsviTrainerSize {
     DsviClipSize clip;
     DsviVideoShape video, latent; /* of one window: of its pixels (3, T, H, W), and of its latent */
     int64_t elements;             /* number of elements of one latent */
+    int64_t inputs;               /* number of elements of a sample's input: of the latent, then of what the
+                                   * model takes beside it */
     DsviSparse *sparse;
     DsviDit *dit;
     float *latents, *noise, *grad; /* buffers in the memory of a pass */
@@ -61,12 +63,12 @@ typedef struct DsviTrainer {
     const DsviCodec *codec;
     DsviTrainerSize sizes[DSVI_CLIP_SIZES_MAX];
     int64_t size_count, main_size; /* main_size: the current one between steps */
-    int64_t elements_max;          /* of a latent of any size */
+    int64_t inputs_max;            /* largest `inputs` of a size */
     DsviDealer *dealer;            /* NULL: one size */
 
     /* Those of the current size (dsvi_trainer_use). */
     DsviVideoShape video, latent;
-    int64_t elements;
+    int64_t elements, inputs;
     DsviSparse *sparse;
     DsviDit *dit;
 
@@ -98,7 +100,8 @@ typedef struct DsviTrainer {
 
     /* One micro-batch in device memory. latents and noise are valid until the forward pass has used them:
      * they share memory with activations. */
-    float *latents;        /* (B, elements): latents: clean at first, then mixed with noise */
+    float *latents;        /* (B, inputs): latents, clean at first, then mixed with noise; each is followed
+                            * by the condition that an image-to-video model takes */
     float *noise;          /* (B, elements): noise, then the target velocity */
     float *sigma;          /* (B) */
     float *timestep;       /* (B); with model.first_frame=given (B, 2): that of the first frame, 0, and that
@@ -109,7 +112,7 @@ typedef struct DsviTrainer {
     float *channel_weight; /* (latent channels) weights of the loss; NULL: all are 1 */
 
     /* Host buffers for uploads and downloads of the micro-batch. */
-    float *host_latents;                           /* (B, elements_max) */
+    float *host_latents;                           /* (B, inputs_max) */
     float *host_text;                              /* (B, text_len, text_dim) */
     float *host_sigma, *host_timestep, *host_loss; /* (B), host_timestep as `timestep` */
     double *host_weight;                           /* (B) weights of the samples' gradients */

@@ -27,10 +27,11 @@ static DsvStatus list_size(DsviTrainer *t, const DsviClipSize *clip, bool named)
     size->video = (DsviVideoShape){3, clip->frames, clip->height, clip->width};
     DsvStatus status = t->codec->latent_shape(t->codec, size->video, &size->latent);
     if (status == DSV_OK)
-        status = dsvi_dit_check_latent(&t->config, t->codec, size->latent);
+        status = dsvi_dit_check_input(&t->config, t->codec, size->latent);
     size->elements = video_elements(&size->latent);
-    if (size->elements > t->elements_max)
-        t->elements_max = size->elements;
+    size->inputs = size->elements / size->latent.channels * t->config.in_channels;
+    if (size->inputs > t->inputs_max)
+        t->inputs_max = size->inputs;
     return status == DSV_OK || !named
                ? status
                : dsvi_fail_prefix(status, "data.buckets: %s", dsvi_clip_size_text(clip, text));
@@ -207,6 +208,7 @@ void dsvi_trainer_use(DsviTrainer *t, int64_t index)
     t->video = size->video;
     t->latent = size->latent;
     t->elements = size->elements;
+    t->inputs = size->inputs;
     t->sparse = size->sparse;
     t->dit = size->dit;
     t->latents = size->latents;

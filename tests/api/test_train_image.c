@@ -1,6 +1,8 @@
 /* dsv_train with models that make clips of pictures: what they learn from, and what is refused. */
 #include "wan_case.h"
 
+#include "data/clip.h"
+
 #include "train/run_rig.h"
 
 static const char *data_of(const char *name)
@@ -32,7 +34,8 @@ static void image_settings(DsvConfig *settings, const char *run)
     set(settings, "model.ffn_dim", "0");
     set(settings, "model.path", data_of("model"));
     set(settings, "data.path", data_of("clips"));
-    set(settings, "data.cache", data_of("cache"));
+    set(settings, "data.cache",
+        data_of(strncmp(run, "i2v", 3) == 0 || strcmp(run, "refused") == 0 ? "cache" : "ti2v-cache"));
     set(settings, "output_dir", data_of(run));
     set(settings, "validation.data", data_of("clips"));
     set(settings, "validation.clips", "2");
@@ -95,10 +98,121 @@ static void ti2v_continues_the_first_frame(void **state)
     assert_fails(DSV_E_SHAPE, "needs at least 2 frames", dsv_train(&settings, NULL, NULL));
 }
 
+/* Reads tensor "latent" of the cache's only window file whose name begins with `stem`. */
+static DsviSafetensors *window_of(const char *stem, const DsviStoredTensor **latent)
+{
+    DsviSafetensors *file;
+    char path[DSVI_PATH_MAX], command[2 * DSVI_PATH_MAX];
+    snprintf(command, sizeof command, "ls '%s'/%s-*.safetensors | head -1", data_of("cache/train"), stem);
+    FILE *list = popen(command, "r");
+    assert_non_null(list);
+    assert_non_null(fgets(path, sizeof path, list));
+    pclose(list);
+    path[strcspn(path, "\n")] = 0;
+    assert_ok(dsvi_safetensors_open(path, &file));
+    *latent = dsvi_safetensors_find(file, "latent");
+    assert_non_null(*latent);
+    return file;
+}
+
+/* Compares what the cache has beside a latent with mask and latent of the video of the first frame and grey
+ * frames, which `dsv forward` encodes. */
+static void check_condition(void)
+{
+    enum { T = 5, SIDE = 32, FRAME = SIDE * SIDE, Z = 16, MASK = 4, F = 2, PLACES = 16, PLANE = F * PLACES };
+    static float pixels[3 * T * FRAME];
+    const DsviClipWindow window = {
+        .fps = 8, .frames = T, .height = SIDE, .width = SIDE, .crop_x = 0.5, .crop_y = 0.5};
+    const DsviStoredTensor *stored, *wanted;
+    DsviSafetensors *file = window_of("waves_0", &stored), *encoded;
+    DsvConfig settings;
+    assert_int_equal(stored->shape[0], 2 * Z + MASK);
+    assert_int_equal(stored->count, (2 * Z + MASK) * PLANE);
+    assert_ok(dsvi_clip_read(scratch_path("clips/waves-0.mp4"), &window, pixels));
+    for (int i = 0; i < 3 * T * FRAME; i++)
+        if (i / FRAME % T > 0)
+            pixels[i] = 0;
+    DsviStoredTensor video = {.name = "video",
+                              .dtype = DSVI_F32,
+                              .ndim = 5,
+                              .shape = {1, 3, T, SIDE, SIDE},
+                              .count = 3 * T * FRAME,
+                              .bytes = sizeof pixels,
+                              .data = pixels};
+    assert_ok(dsvi_safetensors_replace(scratch_path("video.safetensors"), &video, 1, NULL, 0));
+    dsv_config_defaults(&settings);
+    set(&settings, "mixed_precision", "no");
+    assert_ok(dsv_forward(data_of("model/vae"), data_of("video.safetensors"), data_of("moments.safetensors"),
+                          false, &settings));
+    assert_ok(dsvi_safetensors_open(scratch_path("moments.safetensors"), &encoded));
+    wanted = dsvi_safetensors_find(encoded, "latents_normalized");
+    assert_non_null(wanted);
+    const float *condition = (const float *)stored->data + Z * PLANE;
+    for (int i = 0; i < MASK * PLANE; i++)
+        assert_true(condition[i] == (i % PLANE < PLACES ? 1 : 0));
+    assert_error_below(relative_l2(DSVI_F32, condition + MASK * PLANE, DSVI_F32, wanted->data, Z * PLANE),
+                       1e-6, "latent of the first frame and grey frames");
+    dsvi_safetensors_close(&encoded);
+    dsvi_safetensors_close(&file);
+}
+
+/* An expert of I2V-A14B learns from the first frame of its clips, which the cache holds encoded. */
+static void i2v_learns_from_the_first_frame(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    double loss[2], again[2];
+    (void)state;
+    wan_case_make("pipe_i2v");
+    image_settings(&settings, "i2v");
+    set(&settings, "data.cache", data_of("cache"));
+    set(&settings, "model.expert", "high");
+    assert_ok(dsvi_folder_make(scratch_path("cache")));
+    train(&settings, &heard, loss);
+    assert_non_null(strstr(heard.log, "the Wan repository uses 5 for I2V-A14B"));
+    check_condition();
+    image_settings(&settings, "i2v-again");
+    set(&settings, "model.expert", "high");
+    train(&settings, &heard, again);
+    assert_non_null(strstr(heard.log, "0 encoded"));
+    assert_true(loss[0] == again[0] && loss[1] == again[1] && isfinite(loss[0]) && isfinite(loss[1]));
+}
+
+static void what_does_not_fit_is_refused(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    wan_case_make("pipe_i2v");
+    image_settings(&settings, "refused");
+    set(&settings, "model.expert", "high");
+    set(&settings, "model.first_frame", "given");
+    assert_fails(DSV_E_USAGE, "the model takes the picture in channels beside the latent",
+                 dsv_train(&settings, NULL, NULL));
+    set(&settings, "model.first_frame", "auto");
+    set(&settings, "model.expert", "none");
+    set(&settings, "model.path", data_of("model/transformer"));
+    set(&settings, "data.path", data_of("cache/train"));
+    set(&settings, "validation.data", "");
+    set(&settings, "validation_at_end", "true");
+    assert_fails(DSV_E_USAGE, "samples clips of pictures, which a run does not have",
+                 dsv_train(&settings, NULL, NULL));
+    wan_case_make("pipe_experts");
+    image_settings(&settings, "refused");
+    set(&settings, "model.expert", "high");
+    set(&settings, "data.path", data_of("cache/train"));
+    assert_fails(DSV_E_USAGE,
+                 "was made for image-to-video models, and model.path=", dsv_train(&settings, NULL, NULL));
+    set(&settings, "data.path", data_of("clips"));
+    assert_fails(DSV_E_USAGE, "made for image-to-video models, expected text-to-video",
+                 dsv_train(&settings, NULL, NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ti2v_continues_the_first_frame),
+        cmocka_unit_test(i2v_learns_from_the_first_frame),
+        cmocka_unit_test(what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, make_data, scratch_remove);
 }

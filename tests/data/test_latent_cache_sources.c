@@ -231,7 +231,7 @@ static void other_models_are_refused(void **state)
     DsvConfig settings = make_settings();
     DsviLatentCache *cache;
     char folder[DSVI_PATH_MAX];
-    DsviLatentModel model = {.vae = content_of("vae"), .vae_type = DSVI_BF16}, other, read;
+    DsviLatentModel model = {.vae = content_of("vae"), .vae_type = DSVI_BF16, .condition = true}, other, read;
     snprintf(folder, sizeof folder, "%s", scratch_path("models"));
     strcpy(settings.codec_name, "wan");
     assert_ok(dsvi_latent_cache_create(folder, &settings, &model, &cache));
@@ -241,10 +241,13 @@ static void other_models_are_refused(void **state)
         .encoder = content_of("text"), .empty = content_of(""), .dtype = DSVI_BF16, .dim = 4096};
     assert_ok(dsvi_latent_cache_create(folder, &settings, &model, &cache)); /* text is added */
     dsvi_latent_cache_close(&cache);
-    for (int i = 0; i < 5; i++) {
-        static const char *const WORDS[] = {"made with the VAE", "made by the VAE in BF16, expected F32",
-                                            "made with the text encoder", "expected none",
-                                            "made by the text encoder in BF16, expected F32"};
+    for (int i = 0; i < 6; i++) {
+        static const char *const WORDS[] = {"made with the VAE",
+                                            "made by the VAE in BF16, expected F32",
+                                            "made with the text encoder",
+                                            "expected none",
+                                            "made by the text encoder in BF16, expected F32",
+                                            "made for image-to-video models, expected text-to-video"};
         other = model;
         if (i == 0)
             other.vae = content_of("another");
@@ -254,8 +257,10 @@ static void other_models_are_refused(void **state)
             other.text.encoder = content_of("another");
         else if (i == 3)
             other.text = (DsviTextStore){0};
-        else
+        else if (i == 4)
             other.text.dtype = DSVI_F32;
+        else
+            other.condition = false;
         assert_fails(DSV_E_USAGE, WORDS[i], dsvi_latent_cache_create(folder, &settings, &other, &cache));
         assert_non_null(strstr(dsv_error_message(), folder));
     }
@@ -264,7 +269,8 @@ static void other_models_are_refused(void **state)
     read = *dsvi_latent_cache_model(cache);
     assert_string_equal(read.vae.hex, model.vae.hex);
     assert_string_equal(read.text.empty.hex, model.text.empty.hex);
-    assert_true(read.vae_type == DSVI_BF16 && read.text.dtype == DSVI_BF16 && read.text.dim == 4096);
+    assert_true(read.condition && read.vae_type == DSVI_BF16 && read.text.dtype == DSVI_BF16 &&
+                read.text.dim == 4096);
     assert_int_equal(strncmp(read.text.folder, folder, strlen(folder)), 0);
     dsvi_latent_cache_close(&cache);
 }

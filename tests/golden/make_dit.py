@@ -189,14 +189,17 @@ TRAIN = {"steps": 2, "batch": 2, "latent_thw": [3, 4, 6], "text_len": 7, "optimi
 
 def train_step(model, optimizer, inputs):
     """Loss, and norm of the gradients before clipping. With two timesteps per sample the first latent frame
-    has no noise and no loss."""
+    has no noise and no loss. Channels of latents_clean after the latent's stay as they are."""
     inputs = {name: tensor.double() for name, tensor in inputs.items()}
+    beside = inputs["latents_clean"][:, CHANNELS:]
+    inputs["latents_clean"] = inputs["latents_clean"][:, :CHANNELS]
     latents, target = mix(inputs)
     timestep, learned = inputs["timestep"], slice(None)
     if timestep.ndim == 2:
         timestep, learned = times_of_tokens(timestep, latents.shape[2:]), slice(1, None)
         latents[:, :, 0] = inputs["latents_clean"][:, :, 0]
-    output = model(latents, timestep, inputs["encoder_hidden_states"], return_dict=False)[0]
+    output = model(torch.cat([latents, beside], dim=1), timestep, inputs["encoder_hidden_states"],
+                   return_dict=False)[0]
     loss = ((output - target)[:, :, learned] ** 2).mean()
     optimizer.zero_grad()
     loss.backward()
@@ -205,13 +208,18 @@ def train_step(model, optimizer, inputs):
     return loss.item(), norm.item()
 
 
-def write_training(folder, random, config, weights, given_first=False):
-    """Training steps. `given_first`: with the first latent frame given, and without the final state."""
+def write_training(folder, random, config, weights, given_first=False, keep_state=True):
+    """Training steps. `given_first`: the first latent frame is given. `keep_state`: write the final state."""
     steps = [random_inputs(random, TRAIN["batch"], TRAIN["latent_thw"], TRAIN["text_len"], config["text_dim"])
              for _ in range(TRAIN["steps"])]
-    for inputs in steps if given_first else []:
-        times = inputs["timestep"]
-        inputs["timestep"] = torch.stack([torch.zeros_like(times), times], dim=1)
+    for inputs in steps:
+        latents, times = inputs["latents_clean"], inputs["timestep"]
+        if given_first:
+            inputs["timestep"] = torch.stack([torch.zeros_like(times), times], dim=1)
+        beside = config.get("in_channels", CHANNELS) - CHANNELS
+        if beside:
+            condition = random.normal(len(latents), beside, *latents.shape[2:])
+            inputs["latents_clean"] = torch.cat([latents, condition], dim=1)
     with float_means_double():
         model = load_model(config, weights, torch.float64)
         optimizer = torch.optim.AdamW(model.parameters(), lr=TRAIN["lr"], betas=TRAIN["betas"],
@@ -224,7 +232,7 @@ def write_training(folder, random, config, weights, given_first=False):
     save(folder / "expected.safetensors",
          {"losses": torch.tensor([loss for loss, _ in results], dtype=torch.float64),
           "grad_norms": torch.tensor([norm for _, norm in results], dtype=torch.float64)})
-    if not given_first:
+    if keep_state:
         save(folder / "weights_after.safetensors", to_f32(model.state_dict()))
         save(folder / "adam_after.safetensors", to_f32(moments))
     return {**TRAIN, "about": TRAIN_ABOUT}
@@ -277,7 +285,8 @@ def write_i2v(folder):
     write_config(folder, config)
     save(folder / "diffusion_pytorch_model.safetensors", weights)
     cases = [write_case(folder, random, config, weights, 2, (2, 4, 6), 5)]
-    describe(folder, seed, ABOUT, cases=dict(cases))
+    train = write_training(folder / "train", random, config, weights, keep_state=False)
+    describe(folder, seed, ABOUT, cases=dict(cases), train=train)
 
 
 def write_ti2v(folder):
@@ -290,7 +299,7 @@ def write_ti2v(folder):
     write_config(folder, config)
     save(folder / "diffusion_pytorch_model.safetensors", weights)
     cases = [write_case(folder, random, config, weights, 2, (3, 4, 6), 5, given_first=True)]
-    train = write_training(folder / "train", random, config, weights, given_first=True)
+    train = write_training(folder / "train", random, config, weights, given_first=True, keep_state=False)
     describe(folder, seed, ABOUT, cases=dict(cases), train=train)
 
 

@@ -1,4 +1,4 @@
-/* Steps of AdamW on a small model compared with PyTorch (golden files of dit_a/train and dit_ti2v/train):
+/* Steps of AdamW on a small model compared with PyTorch (golden files of dit_a, dit_i2v and dit_ti2v):
  * losses, gradient norms, and afterwards the weights and both moments. */
 #include "test.h"
 
@@ -9,16 +9,15 @@
 
 enum { BATCH = 2, FRAMES = 3, HEIGHT = 4, WIDTH = 6, CHANNELS = 16, TEXT_LEN = 7 };
 
-/* The fixture has latents, not pixels; this codec only gives their shape. */
-static DsvStatus fixed_latent_shape(const DsviCodec *codec, DsviVideoShape video, DsviVideoShape *latent)
+/* The fixture has latents, not pixels; this codec only gives their shape, and that of the published VAE. */
+static DsvStatus published_shape(const DsviCodec *codec, DsviVideoShape video, DsviVideoShape *latent)
 {
     (void)codec;
-    (void)video;
-    *latent = (DsviVideoShape){CHANNELS, FRAMES, HEIGHT, WIDTH};
+    *latent = (DsviVideoShape){CHANNELS, 1 + (video.frames - 1) / 4, video.height / 8, video.width / 8};
     return DSV_OK;
 }
 
-static const DsviCodec FIXED = {.name = "fixed", .latent_shape = fixed_latent_shape};
+static const DsviCodec PUBLISHED = {.name = "wan", .latent_shape = published_shape};
 
 typedef struct Fixture {
     DsvConfig settings;
@@ -47,13 +46,16 @@ static void open_fixture(Fixture *f, const char *isa, const char *model, const c
     assert_ok(dsv_config_set(&f->settings, "sparse.enabled=false"));
     assert_ok(dsv_config_set(&f->settings, "validation_at_end=false"));
     assert_ok(dsv_config_set(&f->settings, first_frame));
+    f->settings.num_frames = 1 + 4 * (FRAMES - 1);
+    f->settings.height = 8 * HEIGHT;
+    f->settings.width = 8 * WIDTH;
     snprintf(path, sizeof path, "%s/config.json", model);
     assert_ok(dsvi_dit_config_read(golden_path(path), &config));
     config.text_len = TEXT_LEN;
     assert_ok(dsvi_cpu_open(isa, 2, &f->backend));
     assert_ok(dsvi_trainer_create(
         &(DsviTrainerArgs){
-            .settings = &f->settings, .backend = &f->backend, .codec = &FIXED, .config = &config},
+            .settings = &f->settings, .backend = &f->backend, .codec = &PUBLISHED, .config = &config},
         &f->trainer));
     assert_ok(dsvi_weights_read(golden_path(model), &f->trainer->table, f->trainer->host_flat));
     assert_ok(dsvi_trainer_start(f->trainer));
@@ -142,6 +144,16 @@ static void follows_pytorch_from_a_given_frame(void **state)
 {
     Fixture f;
     open_fixture(&f, *state, "dit_ti2v", "model.first_frame=given");
+    run_steps(&f);
+    close_fixture(&f);
+}
+
+/* The model takes 20 channels beside the latent's, which stay as they are. */
+static void follows_pytorch_beside_a_condition(void **state)
+{
+    Fixture f;
+    open_fixture(&f, *state, "dit_i2v", "model.first_frame=auto");
+    assert_int_equal(f.trainer->inputs, (CHANNELS + 20) * FRAMES * HEIGHT * WIDTH);
     run_steps(&f);
     close_fixture(&f);
 }
@@ -245,11 +257,13 @@ static void drawn_samples_have_time_0_in_the_given_frame(void **state)
     close_fixture(&f);
 }
 
-static int run_given(void)
+static int run_image(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(follows_pytorch_from_a_given_frame, "ref"),
         cmocka_unit_test_prestate(follows_pytorch_from_a_given_frame, "auto"),
+        cmocka_unit_test_prestate(follows_pytorch_beside_a_condition, "ref"),
+        cmocka_unit_test_prestate(follows_pytorch_beside_a_condition, "auto"),
         cmocka_unit_test(drawn_samples_have_time_0_in_the_given_frame),
         cmocka_unit_test(a_given_frame_has_no_pixel_weight),
     };
@@ -259,5 +273,5 @@ static int run_given(void)
 int main(void)
 {
     int failed = golden_run("dit_a", run);
-    return failed + golden_run("dit_ti2v", run_given);
+    return failed + golden_run("dit_ti2v", run_image);
 }

@@ -90,6 +90,13 @@ DsviDitKeep dsvi_dit_keep(const DsvConfig *settings);
  * picture beside the latent. */
 DsvStatus dsvi_dit_check_latent(const DsviDitConfig *config, const DsviCodec *codec, DsviVideoShape latent);
 
+/* Returns whether the model takes a condition in channels beside the latent's. */
+bool dsvi_dit_takes_condition(const DsviDitConfig *config);
+/* As dsvi_dit_check_latent, for latents of a published VAE with which the model is trained: it may also take
+ * the condition of image-to-video models of Wan 2.2, a mask with a channel for each picture for which a
+ * latent frame stands, and a latent. */
+DsvStatus dsvi_dit_check_input(const DsviDitConfig *config, const DsviCodec *codec, DsviVideoShape latent);
+
 /* Returns the number of tokens of a sample, over all ranks. */
 int64_t dsvi_dit_tokens(const DsviDitConfig *config, const DsviDitShape *shape);
 

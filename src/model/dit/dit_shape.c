@@ -49,6 +49,28 @@ DsvStatus dsvi_dit_check_latent(const DsviDitConfig *config, const DsviCodec *co
                      (long long)latent.channels);
 }
 
+bool dsvi_dit_takes_condition(const DsviDitConfig *config)
+{
+    return config->in_channels > config->out_channels;
+}
+
+DsvStatus dsvi_dit_check_input(const DsviDitConfig *config, const DsviCodec *codec, DsviVideoShape latent)
+{
+    int64_t pictures, unit;
+    bool published = strcmp(codec->name, "wan") == 0 && config->out_channels == latent.channels;
+    if (!published || !dsvi_dit_takes_condition(config))
+        return dsvi_dit_check_latent(config, codec, latent);
+    DSVI_TRY(dsvi_codec_steps(codec, &pictures, &unit));
+    if (config->in_channels == 2 * latent.channels + pictures)
+        return DSV_OK;
+    return DSVI_FAIL(
+        DSV_E_SHAPE,
+        "the model takes %lld channels, expected %lld: twice the VAE's %lld latent channels, and "
+        "a mask of %lld",
+        (long long)config->in_channels, (long long)(2 * latent.channels + pictures),
+        (long long)latent.channels, (long long)pictures);
+}
+
 int64_t dsvi_dit_tokens(const DsviDitConfig *config, const DsviDitShape *shape)
 {
     return shape->frames / config->patch[0] * (shape->height / config->patch[1]) *
