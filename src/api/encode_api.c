@@ -93,7 +93,8 @@ static DsvStatus set_shapes(Encoding *e)
         const int64_t shape[4] = {latent.channels + e->models.condition_channels, latent.frames,
                                   latent.height, latent.width};
         memcpy(e->latent_shapes[i], shape, sizeof shape);
-        int64_t pixels = video->channels * video->frames * video->height * video->width;
+        int64_t frames = video->frames + (encoder->pictures ? 1 : 0);
+        int64_t pixels = video->channels * frames * video->height * video->width;
         encoder->pixels = pixels > encoder->pixels ? pixels : encoder->pixels;
     }
     return DSV_OK;
@@ -208,7 +209,7 @@ static DsvStatus open_clips(Encoding *e)
         warn_left_out(e, e->dataset->left_out[i].reason);
     for (int64_t i = 0; i < e->dataset->remark_count; i++)
         encode_log(e, DSV_LOG_WARNING, e->dataset->remarks[i]);
-    return dsvi_encode_clips_list(e->dataset, e->settings, &e->clips);
+    return dsvi_encode_clips_list(e->dataset, e->settings, e->models.pictures, &e->clips);
 }
 
 static void log_change(void *context, const char *path, DsviLatentChange change, int64_t windows)

@@ -27,7 +27,8 @@ typedef struct Hint {
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
 #define SWAP "offload chooses what waits in host memory: optimizer state (states), frozen " \
              "weights (weights), kept activations (residual); memory_gib is the limit of device memory"
-#define NO_IMAGE "dsv sample takes a picture as --image FILE; training takes the first frame of each clip"
+#define NO_IMAGE "dsv sample takes a picture as --image FILE; in training the column image of a list " \
+                 "names one, or the first frame of each clip is taken"
 #define BY_LAUNCHER "the number of processes is given to mpirun, srun or torchrun (docs/distributed.md)"
 #define ALWAYS_LOGGED "every run writes metrics.jsonl and TensorBoard events into output_dir"
 /* clang-format on */

@@ -183,14 +183,24 @@ static DsvStatus scan_entry(void *context, const char *name)
     return clip_ending(scan->config, name) ? add_item(scan, path, NULL) : DSV_OK;
 }
 
-static DsvStatus add_listed(void *context, const char *path, const DsviCaptions *captions)
+/* Writes the path of a file that the list names. */
+static DsvStatus listed_path(const Scan *scan, const char *path, char out[DSVI_PATH_MAX])
+{
+    return path[0] == '/' ? dsvi_path_join(out, "/", path + 1) : dsvi_path_join(out, scan->folder, path);
+}
+
+static DsvStatus add_listed(void *context, const char *path, const char *image, const DsviCaptions *captions)
 {
     Scan *scan = context;
     char joined[DSVI_PATH_MAX];
-    if (path[0] == '/')
-        return add_item(scan, path, captions);
-    DSVI_TRY(dsvi_path_join(joined, scan->folder, path));
-    return add_item(scan, joined, captions);
+    DSVI_TRY(listed_path(scan, path, joined));
+    DSVI_TRY(add_item(scan, joined, captions));
+    if (!image)
+        return DSV_OK;
+    DsviDatasetItem *item = &scan->dataset->items[scan->dataset->count - 1];
+    DSVI_TRY(listed_path(scan, image, joined));
+    item->image = strdup(joined);
+    return item->image ? DSV_OK : dataset_no_memory();
 }
 
 static DsvStatus scan_list(Scan *scan, const char *path)
@@ -294,6 +304,7 @@ static void free_item(DsviDatasetItem *item)
 {
     free(item->path);
     dsvi_captions_free(&item->captions);
+    free(item->image);
     free(item->source);
 }
 

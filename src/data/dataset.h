@@ -21,8 +21,10 @@ extern "C" {
 typedef struct DsviDatasetItem {
     char *path;
     DsviCaptions captions;
-    char *source;        /* the clip from which a cached window was taken; NULL: path is the clip */
-    DsviClipInfo info;   /* clips only */
+    char *image;       /* of a list: the picture with which the clip of an image-to-video model begins; NULL:
+                        * its own first frame */
+    char *source;      /* the clip from which a cached window was taken; NULL: path is the clip */
+    DsviClipInfo info; /* clips only */
     DsviClipSize window; /* cached windows only */
     int64_t size;        /* index in DsviDataset.sizes */
     int64_t start; /* clips only: the frame where the item's window begins, if DsviDataset.fixed; -1: each

@@ -18,6 +18,7 @@
 enum { NAMES = 3 };
 static const char *const PATH_NAMES[NAMES] = {"path", "video", "file_name"};
 static const char *const TEXT_NAMES[NAMES] = {"text", "caption", "prompt"};
+static const char IMAGE_NAME[] = "image";
 
 enum { TEXT_COLUMNS_MAX = 64 };
 
@@ -114,6 +115,7 @@ static int text_rank(const char *name)
 
 typedef struct Columns {
     int64_t count, path;            /* number of columns; index of the column of paths, or -1 */
+    int64_t image;                  /* index of the column of pictures, or -1 */
     int64_t text[TEXT_COLUMNS_MAX]; /* (texts) indices of the columns of captions, ascending */
     int texts;
 } Columns;
@@ -139,7 +141,7 @@ static DsvStatus csv_header(List *list, Columns *columns)
     int path_rank = NAMES, best_text = NAMES;
     char found[256] = "";
     size_t used = 0;
-    *columns = (Columns){.path = -1};
+    *columns = (Columns){.path = -1, .image = -1};
     for (bool last = false; !last; columns->count++) {
         char *name;
         DSVI_TRY(csv_field(list, &name, &last));
@@ -149,6 +151,8 @@ static DsvStatus csv_header(List *list, Columns *columns)
             path_rank = name_rank(name, PATH_NAMES);
             columns->path = columns->count;
         }
+        if (columns->image < 0 && strcasecmp(name, IMAGE_NAME) == 0)
+            columns->image = columns->count;
         DSVI_TRY(csv_note_text(list, columns, name, &best_text));
     }
     if (columns->path < 0)
@@ -160,8 +164,8 @@ static DsvStatus csv_header(List *list, Columns *columns)
 }
 
 /* Reads the fields of a row. Adds the captions to *captions. */
-static DsvStatus csv_row_fields(List *list, const Columns *columns, const char **path, DsviCaptions *captions,
-                                bool *empty)
+static DsvStatus csv_row_fields(List *list, const Columns *columns, const char **path, const char **image,
+                                DsviCaptions *captions, bool *empty)
 {
     int64_t line = list->line, count = 0;
     int texts = 0;
@@ -170,6 +174,8 @@ static DsvStatus csv_row_fields(List *list, const Columns *columns, const char *
         DSVI_TRY(csv_field(list, &field, &last));
         if (count == columns->path)
             *path = field;
+        if (count == columns->image && *field)
+            *image = field;
         if (texts < columns->texts && count == columns->text[texts]) {
             texts++;
             if (*field)
@@ -188,12 +194,12 @@ static DsvStatus csv_row_fields(List *list, const Columns *columns, const char *
 
 static DsvStatus csv_row(List *list, const Columns *columns)
 {
-    const char *path = NULL;
+    const char *path = NULL, *image = NULL;
     bool empty;
     DsviCaptions captions = {0};
-    DsvStatus status = csv_row_fields(list, columns, &path, &captions, &empty);
+    DsvStatus status = csv_row_fields(list, columns, &path, &image, &captions, &empty);
     if (status == DSV_OK && !empty) /* an empty line is skipped */
-        status = list->row(list->context, path, &captions);
+        status = list->row(list->context, path, image, &captions);
     dsvi_captions_free(&captions);
     return status;
 }
@@ -250,9 +256,14 @@ static DsvStatus json_row(const List *list, const cJSON *object)
     if (!path || !path->valuestring[0])
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": no path, video or file_name in this object",
                          list->path, list->line);
+    const cJSON *image = cJSON_GetObjectItemCaseSensitive(object, IMAGE_NAME);
+    if (image && !cJSON_IsNull(image) && !cJSON_IsString(image))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": %s is not a string", list->path, list->line,
+                         IMAGE_NAME);
+    const char *picture = cJSON_GetStringValue(image);
     DsvStatus status = json_captions(list, object, &captions);
     if (status == DSV_OK)
-        status = list->row(list->context, path->valuestring, &captions);
+        status = list->row(list->context, path->valuestring, picture && *picture ? picture : NULL, &captions);
     dsvi_captions_free(&captions);
     return status;
 }

@@ -138,7 +138,7 @@ static DsvStatus copy_item(const DsviDatasetItem *from, int64_t start, DsviDatas
     *to = *from;
     to->start = start;
     to->captions = (DsviCaptions){0};
-    to->source = NULL;
+    to->source = to->image = NULL; /* read only while whole clips are encoded */
     to->path = strdup(from->path);
     DsvStatus status = dsvi_captions_copy(&to->captions, &from->captions);
     return status == DSV_OK && !to->path ? sizes_no_memory() : status;

@@ -32,8 +32,10 @@ const DsviLatentModel *dsvi_latent_cache_model(const DsviLatentCache *cache);
 typedef struct DsviLatentSource {
     const char *path;
     const DsviCaptions *captions; /* NULL: none */
-    DsviFileStamp stamp;          /* size and time of last change of the clip's file before it is decoded */
-    DsviHashKey content;          /* hash of the file's bytes; may be unknown */
+    const char *image;   /* a picture that belongs to the clip and is part of its contents; NULL: none */
+    DsviFileStamp stamp; /* size and time of last change of the clip's file before it is decoded, with
+                          * `image` the sum of both sizes and the later time */
+    DsviHashKey content; /* hash of the file's bytes, and of the picture's; may be unknown */
 } DsviLatentSource;
 
 /* Sets the contents of those sources whose files the index, or the folder's file of hashes (clip_hashes.h),

@@ -2,6 +2,7 @@
 #include "encode/encode_clips.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,23 @@ static int64_t frames_in_windows(const DsvConfig *config, const DsviEncodeClip *
     return used;
 }
 
-DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *config, DsviEncodeClips *out)
+/* Finds the stamp of a source and, as part of it, that of its picture. */
+static DsvStatus stamp_source(DsviLatentSource *source)
+{
+    DsviFileStamp picture;
+    DSVI_TRY(dsvi_file_stamp(source->path, &source->stamp));
+    if (!source->image)
+        return DSV_OK;
+    DsvStatus status = dsvi_file_stamp(source->image, &picture);
+    if (status != DSV_OK)
+        return dsvi_fail_prefix(status, "image of %s", source->path);
+    source->stamp.bytes += picture.bytes;
+    source->stamp.modified = fmax(source->stamp.modified, picture.modified);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *config, bool pictures,
+                                 DsviEncodeClips *out)
 {
     *out = (DsviEncodeClips){.dataset = dataset, .config = config, .count = dataset->count};
     out->at = calloc((size_t)out->count, sizeof *out->at);
@@ -39,8 +56,9 @@ DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *co
         const DsviDatasetItem *item = &dataset->items[i];
         DsviEncodeClip *clip = &out->at[i];
         int64_t length = dsvi_dataset_size(dataset, config, i).frames;
-        out->sources[i] = (DsviLatentSource){.path = item->path, .captions = &item->captions};
-        DSVI_TRY(dsvi_file_stamp(item->path, &out->sources[i].stamp));
+        out->sources[i] = (DsviLatentSource){
+            .path = item->path, .captions = &item->captions, .image = pictures ? item->image : NULL};
+        DSVI_TRY(stamp_source(&out->sources[i]));
         clip->copy_of = -1;
         clip->frames = dsvi_clip_frame_times(&item->info, config->fps);
         clip->windows = dsvi_clip_windows_count(config, clip->frames, length);
@@ -62,12 +80,24 @@ void dsvi_encode_clips_free(DsviEncodeClips *clips)
 
 /* ---- Contents ---- */
 
+/* Hashes a source, and its picture with it. The content stays unknown if one of them cannot be read. */
+static void hash_source(DsviLatentSource *source)
+{
+    DsviHashKey both[2];
+    if (dsvi_file_hash_key(source->path, &both[0]) != DSV_OK)
+        return;
+    if (!source->image)
+        source->content = both[0];
+    else if (dsvi_file_hash_key(source->image, &both[1]) == DSV_OK)
+        source->content = dsvi_hash_key_of(both, sizeof both);
+}
+
 static void hash_range(void *context, int64_t begin, int64_t end, int worker)
 {
     DsviLatentSource *const *sources = context;
     (void)worker;
     for (int64_t i = begin; i < end; i++)
-        (void)dsvi_file_hash_key(sources[i]->path, &sources[i]->content); /* unknown after a failure */
+        hash_source(sources[i]);
 }
 
 /* Hashes the sources in waves. After each wave its hashes are kept in the cache's folder and progress is

@@ -29,9 +29,11 @@ typedef struct DsviEncodeClips {
     int64_t window_count;
 } DsviEncodeClips;
 
-/* Lists the clips of `dataset`, with their stamps and captions. *out refers to data set and options, which
+/* Lists the clips of `dataset`, with their stamps and captions, and with `pictures` the pictures with which
+ * they begin. *out refers to data set and options, which
  * must outlive it. The caller frees *out with dsvi_encode_clips_free, also after a failure. */
-DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *config, DsviEncodeClips *out);
+DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *config, bool pictures,
+                                 DsviEncodeClips *out);
 void dsvi_encode_clips_free(DsviEncodeClips *clips);
 
 /* Finds the contents of all clips: from the cache if it knows a clip with the same stamp, else by reading the

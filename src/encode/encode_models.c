@@ -30,6 +30,8 @@ static DsvStatus models_shape(DsviEncodeModels *m)
     DSVI_TRY(dsvi_wan_shape(&m->folder, &transformer, &m->shape));
     m->condition_channels = transformer.in_channels - transformer.out_channels;
     m->identity.condition = m->condition_channels > 0;
+    m->pictures = m->identity.condition ||
+                  (m->folder.expand_timesteps && strcmp(config->model_first_frame, "noise") != 0);
     const DsviWanCondition condition = {.latent.channels = transformer.out_channels,
                                         .temporal = m->shape.temporal};
     if (m->identity.condition)
@@ -128,24 +130,60 @@ void dsvi_encode_models_free_text(DsviEncodeModels *models)
 
 /* ---- VAE ---- */
 
+/* Writes what an image-to-video transformer takes beside the latent (wan_condition.h). */
+static DsvStatus encode_condition(const DsviEncodeModels *m, const DsviWanCondition *c, const float *picture,
+                                  float *out)
+{
+    float *video = dsvi_wan_condition_video(c, picture, c->video.height * c->video.width, NULL);
+    if (!video)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the video that begins with a window's picture");
+    dsvi_wan_condition_mask(c, false, out);
+    DsvStatus status = m->codec->encode(m->codec, c->video, video, out + dsvi_wan_condition_mask_elements(c));
+    free(video);
+    return status;
+}
+
+/* Returns whether the picture is the first frame of the pixels. */
+static bool is_first_frame(DsviVideoShape video, const float *pixels, const float *picture)
+{
+    int64_t frame = video.height * video.width;
+    bool same = true;
+    for (int64_t c = 0; c < video.channels; c++)
+        same = same && memcmp(picture + c * frame, pixels + c * video.frames * frame,
+                              (size_t)frame * sizeof *pixels) == 0;
+    return same;
+}
+
+/* Replaces the first frame of a latent by the latent of a picture. */
+static DsvStatus encode_first_frame(const DsviEncodeModels *m, const DsviWanCondition *c,
+                                    const float *picture, float *latent)
+{
+    DsviVideoShape still = c->video;
+    int64_t places = c->latent.height * c->latent.width;
+    still.frames = 1;
+    float *first = malloc((size_t)(c->latent.channels * places) * sizeof *first);
+    if (!first)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the latent of a picture");
+    DsvStatus status = m->codec->encode(m->codec, still, picture, first);
+    for (int64_t ch = 0; ch < c->latent.channels && status == DSV_OK; ch++)
+        memcpy(latent + ch * c->latent.frames * places, first + ch * places, (size_t)places * sizeof *first);
+    free(first);
+    return status;
+}
+
 static DsvStatus models_encode_window(void *context, int64_t size, const float *pixels, float *latent)
 {
     const DsviEncodeModels *m = context;
     DsviWanCondition c = {.video = m->videos[size], .temporal = m->shape.temporal};
+    const float *picture = pixels + c.video.channels * c.video.frames * c.video.height * c.video.width;
     DSVI_TRY(m->codec->encode(m->codec, c.video, pixels, latent));
-    if (!m->identity.condition)
-        return DSV_OK;
     DSVI_TRY(m->codec->latent_shape(m->codec, c.video, &c.latent));
-    float *mask = latent + c.latent.channels * c.latent.frames * c.latent.height * c.latent.width;
-    float *video = dsvi_wan_condition_video(&c, pixels, c.video.frames * c.video.height * c.video.width,
-                                            NULL);
-    if (!video)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the video that begins with a window's first frame");
-    dsvi_wan_condition_mask(&c, false, mask);
-    DsvStatus status = m->codec->encode(m->codec, c.video, video,
-                                        mask + dsvi_wan_condition_mask_elements(&c));
-    free(video);
-    return status;
+    if (m->identity.condition)
+        return encode_condition(
+            m, &c, picture, latent + c.latent.channels * c.latent.frames * c.latent.height * c.latent.width);
+    return !m->pictures || is_first_frame(c.video, pixels, picture)
+               ? DSV_OK
+               : encode_first_frame(m, &c, picture, latent);
 }
 
 static double models_worked(void *context)
@@ -162,7 +200,10 @@ DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncode
         .encode = true,
         .memory_bytes = dsvi_vae_memory_limit(models->backend->device, wanted),
     };
-    *out = (DsviWindowEncoder){.context = models, .encode = models_encode_window, .worked = models_worked};
+    *out = (DsviWindowEncoder){.context = models,
+                               .encode = models_encode_window,
+                               .pictures = models->pictures,
+                               .worked = models_worked};
     DSVI_TRY(dsvi_vae_open(models->backend, models->folder.part[DSVI_WAN_VAE], &options, &models->vae));
     return dsvi_codec_wan_open(models->vae, &models->codec);
 }

@@ -26,6 +26,7 @@ typedef struct DsviEncodeModels {
     DsviWanShape shape; /* with a VAE only */
     int64_t
         condition_channels; /* of a stored window after those of the latent (identity.condition); 0: none */
+    bool pictures;          /* the transformer makes clips of pictures */
     const DsviVideoShape *videos; /* of the windows of each size; set by the caller before the VAE encodes */
     DsviTokenizer *tokenizer;
     DsviUmt5 *text_encoder; /* NULL: not loaded */
@@ -49,8 +50,8 @@ DsvStatus dsvi_encode_models_load_text(DsviEncodeModels *models, int64_t rows, D
 void dsvi_encode_models_free_text(DsviEncodeModels *models);
 
 /* Loads the VAE. The caller sets the shapes in *out. The latents are the normalised means of its posterior,
- * for an image-to-video transformer followed by what it takes beside them (wan_condition.h), with the first
- * frame of the window as picture. */
+ * for an image-to-video transformer followed by what it takes beside them (wan_condition.h). With a picture
+ * other than the window's first frame the first latent frame for TI2V-5B is that of the picture. */
 DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out);
 
 #ifdef __cplusplus

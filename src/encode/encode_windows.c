@@ -18,6 +18,7 @@
 #include "base/host.h"
 #include "base/thread_start.h"
 #include "data/dataset.h"
+#include "data/picture.h"
 
 #define FLUSH_SECONDS 10.0 /* between two writes of the index, because each rewrites all of it */
 
@@ -79,6 +80,24 @@ static void slot_fail(EncodeSlot *slot, DsvStatus status)
 
 /* ---- Steps, without the lock ---- */
 
+/* Reads the pixels of a window and, if the encoder takes it, the picture after them. */
+static DsvStatus read_pixels(const DsviWindowEncoder *encoder, const DsviEncodeWindow *w, float *pixels)
+{
+    enum { COLOURS = 3 };
+    size_t frame = (size_t)(w->window.height * w->window.width), frames = (size_t)w->window.frames;
+    float *picture = pixels + COLOURS * frames * frame;
+    int64_t height, width;
+    DSVI_TRY(dsvi_clip_read(w->source->path, &w->window, pixels));
+    if (!encoder->pictures)
+        return DSV_OK;
+    if (w->source->image)
+        return dsvi_picture_read(w->source->image, w->window.height, w->window.width, picture, &height,
+                                 &width);
+    for (size_t c = 0; c < COLOURS; c++)
+        memcpy(picture + c * frame, pixels + c * frames * frame, frame * sizeof *picture);
+    return DSV_OK;
+}
+
 /* Reads the pixels of a window that the cache does not have. Returns the next state of the slot. */
 static SlotState read_window(WindowsJob *job, int64_t window, EncodeSlot *slot)
 {
@@ -90,7 +109,7 @@ static SlotState read_window(WindowsJob *job, int64_t window, EncodeSlot *slot)
         slot->outcome = DSVI_WINDOW_KEPT;
         return DONE;
     }
-    DsvStatus status = dsvi_clip_read(w->source->path, &w->window, slot->pixels);
+    DsvStatus status = read_pixels(job->encoder, w, slot->pixels);
     if (status == DSV_OK)
         return READ;
     slot_fail(slot, status);

@@ -17,7 +17,9 @@ typedef struct DsviWindowEncoder {
     DsvStatus (*encode)(void *context, int64_t size, const float *pixels, float *latent);
     bool parallel;  /* several threads may call encode at once: the threads that decode call it. Otherwise
                        only the thread that called dsvi_encode_windows calls it. */
-    int64_t pixels; /* number of pixels' elements of the largest window */
+    bool pictures;  /* a window's pixels are followed by the picture with which it begins, (3, height, width):
+                       that of its source, or its first frame */
+    int64_t pixels; /* number of pixels' elements of the largest window, and of its picture */
     const int64_t (*shapes)[4]; /* (size_count) of a latent: channels, frames, height, width */
     int64_t size_count;
     /* Returns the seconds that the device has worked in all calls of `encode` so far. NULL: the device works

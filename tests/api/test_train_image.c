@@ -2,6 +2,7 @@
 #include "wan_case.h"
 
 #include "data/clip.h"
+#include "data/picture.h"
 
 #include "train/run_rig.h"
 
@@ -36,6 +37,7 @@ static void image_settings(DsvConfig *settings, const char *run)
     set(settings, "data.path", data_of("clips"));
     set(settings, "data.cache",
         data_of(strncmp(run, "i2v", 3) == 0 || strcmp(run, "refused") == 0 ? "cache" : "ti2v-cache"));
+    set(settings, "data.windows", "head");
     set(settings, "output_dir", data_of(run));
     set(settings, "validation.data", data_of("clips"));
     set(settings, "validation.clips", "2");
@@ -98,15 +100,18 @@ static void ti2v_continues_the_first_frame(void **state)
     assert_fails(DSV_E_SHAPE, "needs at least 2 frames", dsv_train(&settings, NULL, NULL));
 }
 
-/* Reads tensor "latent" of the cache's only window file whose name begins with `stem`. */
-static DsviSafetensors *window_of(const char *stem, const DsviStoredTensor **latent)
+enum { T = 5, SIDE = 32, FRAME = SIDE * SIDE };
+
+/* Reads tensor "latent" of the only window in folder `cache` whose name begins with `stem`. */
+static DsviSafetensors *window_of(const char *cache, const char *stem, const DsviStoredTensor **latent)
 {
     DsviSafetensors *file;
     char path[DSVI_PATH_MAX], command[2 * DSVI_PATH_MAX];
-    snprintf(command, sizeof command, "ls '%s'/%s-*.safetensors | head -1", data_of("cache/train"), stem);
+    snprintf(command, sizeof command, "ls '%s'/%s-*.safetensors", data_of(cache), stem);
     FILE *list = popen(command, "r");
     assert_non_null(list);
     assert_non_null(fgets(path, sizeof path, list));
+    assert_int_equal(fgetc(list), EOF);
     pclose(list);
     path[strcspn(path, "\n")] = 0;
     assert_ok(dsvi_safetensors_open(path, &file));
@@ -115,45 +120,143 @@ static DsviSafetensors *window_of(const char *stem, const DsviStoredTensor **lat
     return file;
 }
 
-/* Compares what the cache has beside a latent with mask and latent of the video of the first frame and grey
- * frames, which `dsv forward` encodes. */
-static void check_condition(void)
+/* Returns the normalised latent that `dsv forward` computes of a video (3, frames, SIDE, SIDE). */
+static DsviSafetensors *latent_of(float *pixels, int frames, const DsviStoredTensor **latent)
 {
-    enum { T = 5, SIDE = 32, FRAME = SIDE * SIDE, Z = 16, MASK = 4, F = 2, PLACES = 16, PLANE = F * PLACES };
-    static float pixels[3 * T * FRAME];
-    const DsviClipWindow window = {
-        .fps = 8, .frames = T, .height = SIDE, .width = SIDE, .crop_x = 0.5, .crop_y = 0.5};
-    const DsviStoredTensor *stored, *wanted;
-    DsviSafetensors *file = window_of("waves_0", &stored), *encoded;
+    DsviSafetensors *file;
     DsvConfig settings;
-    assert_int_equal(stored->shape[0], 2 * Z + MASK);
-    assert_int_equal(stored->count, (2 * Z + MASK) * PLANE);
-    assert_ok(dsvi_clip_read(scratch_path("clips/waves-0.mp4"), &window, pixels));
-    for (int i = 0; i < 3 * T * FRAME; i++)
-        if (i / FRAME % T > 0)
-            pixels[i] = 0;
     DsviStoredTensor video = {.name = "video",
                               .dtype = DSVI_F32,
                               .ndim = 5,
-                              .shape = {1, 3, T, SIDE, SIDE},
-                              .count = 3 * T * FRAME,
-                              .bytes = sizeof pixels,
+                              .shape = {1, 3, frames, SIDE, SIDE},
+                              .count = 3 * frames * FRAME,
+                              .bytes = (size_t)(3 * frames * FRAME) * sizeof *pixels,
                               .data = pixels};
     assert_ok(dsvi_safetensors_replace(scratch_path("video.safetensors"), &video, 1, NULL, 0));
     dsv_config_defaults(&settings);
     set(&settings, "mixed_precision", "no");
     assert_ok(dsv_forward(data_of("model/vae"), data_of("video.safetensors"), data_of("moments.safetensors"),
                           false, &settings));
-    assert_ok(dsvi_safetensors_open(scratch_path("moments.safetensors"), &encoded));
-    wanted = dsvi_safetensors_find(encoded, "latents_normalized");
-    assert_non_null(wanted);
+    assert_ok(dsvi_safetensors_open(scratch_path("moments.safetensors"), &file));
+    *latent = dsvi_safetensors_find(file, "latents_normalized");
+    assert_non_null(*latent);
+    return file;
+}
+
+/* Compares what the cache has beside a latent with mask and latent of the video of a picture (3, SIDE, SIDE)
+ * and grey frames. */
+static void check_condition(const char *cache, const char *stem, const float *picture)
+{
+    enum { Z = 16, MASK = 4, F = 2, PLACES = 16, PLANE = F * PLACES };
+    static float pixels[3 * T * FRAME];
+    const DsviStoredTensor *stored, *wanted;
+    DsviSafetensors *file = window_of(cache, stem, &stored), *encoded;
+    assert_int_equal(stored->shape[0], 2 * Z + MASK);
+    assert_int_equal(stored->count, (2 * Z + MASK) * PLANE);
+    for (int i = 0; i < 3 * T * FRAME; i++)
+        pixels[i] = i / FRAME % T > 0 ? 0 : picture[i / (T * FRAME) * FRAME + i % FRAME];
+    encoded = latent_of(pixels, T, &wanted);
     const float *condition = (const float *)stored->data + Z * PLANE;
     for (int i = 0; i < MASK * PLANE; i++)
         assert_true(condition[i] == (i % PLANE < PLACES ? 1 : 0));
     assert_error_below(relative_l2(DSVI_F32, condition + MASK * PLANE, DSVI_F32, wanted->data, Z * PLANE),
-                       1e-6, "latent of the first frame and grey frames");
+                       1e-6, "latent of a picture and grey frames");
     dsvi_safetensors_close(&encoded);
     dsvi_safetensors_close(&file);
+}
+
+/* Reads the first frame of a clip's first window. */
+static const float *first_frame_of(const char *clip)
+{
+    static float pixels[3 * FRAME];
+    const DsviClipWindow window = {
+        .fps = 8, .frames = 1, .height = SIDE, .width = SIDE, .crop_x = 0.5, .crop_y = 0.5};
+    assert_ok(dsvi_clip_read(data_of(clip), &window, pixels));
+    return pixels;
+}
+
+/* Writes a list of both clips, the first of which begins with a picture, and encodes them into `cache`. */
+static void encode_list(const char *cache, const char *picture, Stopper *heard)
+{
+    DsvConfig settings;
+    const DsvEvents events = {.context = heard, .log = keep_log};
+    char list[512];
+    snprintf(list, sizeof list, "video,image\nclips/waves-0.mp4,%s\nclips/waves-1.mp4,\n", picture);
+    assert_ok(dsvi_file_write(scratch_path("list.csv"), list, strlen(list)));
+    image_settings(&settings, "unused");
+    set(&settings, "data.path", data_of("list.csv"));
+    *heard = (Stopper){.steps = 1000};
+    assert_ok(dsv_encode(data_of(cache), data_of("model"), &settings, &events));
+}
+
+static const float *picture_of(const char *name)
+{
+    static float pixels[3 * FRAME];
+    int64_t height, width;
+    assert_ok(dsvi_picture_read(data_of(name), SIDE, SIDE, pixels, &height, &width));
+    return pixels;
+}
+
+/* A list names the picture with which a clip begins. The picture belongs to the clip: if it changes, the
+ * clip's windows are encoded again. */
+static void a_list_names_pictures(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    char command[4 * DSVI_PATH_MAX];
+    (void)state;
+    wan_case_make("pipe_i2v");
+    snprintf(command, sizeof command, "cp '%s' '%s'", golden_path("pipe_i2v/first.png"), data_of("p.png"));
+    assert_int_equal(system(command), 0);
+    encode_list("listed", "p.png", &heard);
+    assert_non_null(strstr(heard.log, "2 windows: 2 encoded"));
+    check_condition("listed", "waves_0", picture_of("p.png"));
+    check_condition("listed", "waves_1", first_frame_of("clips/waves-1.mp4"));
+    encode_list("listed", "p.png", &heard);
+    assert_non_null(strstr(heard.log, "2 windows: 0 encoded, 2 kept"));
+    snprintf(command, sizeof command, "cp '%s' '%s'", golden_path("pipe_i2v/last.png"), data_of("p.png"));
+    assert_int_equal(system(command), 0);
+    encode_list("listed", "p.png", &heard);
+    assert_non_null(strstr(heard.log, "waves-0.mp4 has changed since it was encoded"));
+    assert_non_null(strstr(heard.log, "2 windows: 1 encoded, 1 kept"));
+    encode_list("listed", "", &heard);
+    assert_non_null(strstr(heard.log, "2 windows: 1 encoded, 1 kept"));
+    assert_ok(dsvi_file_write(scratch_path("absent.csv"), "video,image\nclips/waves-0.mp4,no.png\n", 36));
+    image_settings(&settings, "unused");
+    set(&settings, "data.path", data_of("absent.csv"));
+    assert_fails(DSV_E_NOT_FOUND, "image of ",
+                 dsv_encode(data_of("listed"), data_of("model"), &settings, NULL));
+    assert_non_null(strstr(dsv_error_message(), "no.png"));
+}
+
+/* For TI2V-5B the latent of a clip begins with the latent of its picture. */
+static void ti2v_begins_with_the_listed_picture(void **state)
+{
+    enum { Z = 48, F = 2, PLACES = 4 };
+    const DsviStoredTensor *with, *without, *picture;
+    static float pixels[3 * FRAME];
+    Stopper heard;
+    (void)state;
+    wan_case_make("pipe_ti2v");
+    wan_case_link("pipe_ti2v/vae", "model/vae");
+    memcpy(pixels, picture_of("p.png"), sizeof pixels);
+    encode_list("ti2v-listed", "p.png", &heard);
+    encode_list("ti2v-plain", "", &heard);
+    DsviSafetensors *a = window_of("ti2v-listed", "waves_0", &with);
+    DsviSafetensors *b = window_of("ti2v-plain", "waves_0", &without);
+    DsviSafetensors *still = latent_of(pixels, 1, &picture);
+    const float *x = with->data, *y = without->data, *first = picture->data;
+    assert_int_equal(with->count, Z * F * PLACES);
+    for (int i = 0; i < Z * F * PLACES; i++) {
+        if (i / PLACES % F > 0)
+            assert_true(x[i] == y[i]);
+        else
+            assert_error_below(fabs(x[i] - first[i / (F * PLACES) * PLACES + i % PLACES]), 1e-5,
+                               "element %d of the picture's latent", i);
+    }
+    dsvi_safetensors_close(&a);
+    dsvi_safetensors_close(&b);
+    dsvi_safetensors_close(&still);
 }
 
 /* An expert of I2V-A14B learns from the first frame of its clips, which the cache holds encoded. */
@@ -170,7 +273,7 @@ static void i2v_learns_from_the_first_frame(void **state)
     assert_ok(dsvi_folder_make(scratch_path("cache")));
     train(&settings, &heard, loss);
     assert_non_null(strstr(heard.log, "the Wan repository uses 5 for I2V-A14B"));
-    check_condition();
+    check_condition("cache/train", "waves_0", first_frame_of("clips/waves-0.mp4"));
     image_settings(&settings, "i2v-again");
     set(&settings, "model.expert", "high");
     train(&settings, &heard, again);
@@ -212,6 +315,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ti2v_continues_the_first_frame),
         cmocka_unit_test(i2v_learns_from_the_first_frame),
+        cmocka_unit_test(a_list_names_pictures),
+        cmocka_unit_test(ti2v_begins_with_the_listed_picture),
         cmocka_unit_test(what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, make_data, scratch_remove);

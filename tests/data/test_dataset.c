@@ -226,11 +226,11 @@ static void nothing_usable_is_said_with_a_reason(void **state)
     dsvi_dataset_close(&d);
 }
 
-/* Rows of a list, as "path|caption|caption..." and a newline each. */
-static DsvStatus note_row(void *context, const char *path, const DsviCaptions *captions)
+/* Rows of a list, as "path<picture|caption|caption..." and a newline each. */
+static DsvStatus note_row(void *context, const char *path, const char *image, const DsviCaptions *captions)
 {
     char *rows = context;
-    sprintf(rows + strlen(rows), "%s", path);
+    sprintf(rows + strlen(rows), "%s%s%s", path, image ? "<" : "", image ? image : "");
     for (int64_t i = 0; i < captions->count; i++)
         sprintf(rows + strlen(rows), "|%s", captions->at[i].text);
     strcat(rows, captions->count ? "\n" : "|-\n");
@@ -256,6 +256,12 @@ static void check_list_fails(const char *name, const char *content, const char *
 static void csv_is_read_as_rfc_4180_has_it(void **state)
 {
     (void)state;
+    check_list("image.csv", "video,Image,text\na.mp4,a.png,x\nb.mp4,,\n", "a.mp4<a.png|x\nb.mp4|-\n");
+    check_list("image.jsonl",
+               "{\"path\": \"a.mp4\", \"image\": \"a.png\"}\n{\"path\": \"b.mp4\", \"image\": \"\"}\n"
+               "{\"path\": \"c.mp4\", \"image\": null}\n",
+               "a.mp4<a.png|-\nb.mp4|-\nc.mp4|-\n");
+    check_list_fails("image.jsonl", "{\"path\": \"a.mp4\", \"image\": 3}\n", "image is not a string");
     check_list("l.csv", "path,text\na.mp4,a dog\nb.mp4,\n", "a.mp4|a dog\nb.mp4|-\n");
     check_list("l.csv", "path\na.mp4\n\nb.mp4", "a.mp4|-\nb.mp4|-\n");
     check_list("l.csv",

@@ -91,26 +91,28 @@ static void windows_follow_the_contents_of_clips(void **state)
     const DsviHashKey one = content_of("one"), two = content_of("two");
     DsviLatentSource again[2] = {{.path = "a.mp4", .stamp = later}, {.path = "b.mp4", .stamp = stamp}};
     assert_ok(dsvi_latent_cache_create(scratch_path("contents"), &settings, NULL, &cache));
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, stamp, one}, &changes), EVERY);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, one}, &changes),
+                     EVERY);
     /* the same bytes with another time are not encoded again, and the index learns the time */
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, later, one}, &changes), 0);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, later, one}, &changes), 0);
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_latent_cache_create(scratch_path("contents"), &settings, NULL, &cache));
     assert_ok(dsvi_latent_cache_recall(cache, again, 2));
     assert_true(dsvi_hash_key_same(&again[0].content, &one));
     assert_string_equal(again[1].content.hex, "");
     /* a.mp4 is gone (it never existed) and b.mp4 has its bytes */
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, stamp, one}, &changes), 0);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, NULL, stamp, one}, &changes), 0);
     assert_int_equal(changes.windows[DSVI_LATENT_MOVED], EVERY);
     assert_int_equal(dsvi_latent_cache_count(cache), EVERY);
     /* another clip takes the first name, and does not overwrite the windows of the moved clip */
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, stamp, two}, &changes), EVERY);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, two}, &changes),
+                     EVERY);
     assert_int_equal(dsvi_latent_cache_count(cache), 2 * EVERY);
     for (int64_t i = 0; i < 2 * EVERY; i++)
         assert_ok(dsvi_latent_cache_check(cache, i));
     /* a clip changes under its name */
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, stamp, content_of("3")}, &changes),
-                     EVERY);
+    assert_int_equal(
+        encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, NULL, stamp, content_of("3")}, &changes), EVERY);
     assert_int_equal(changes.windows[DSVI_LATENT_DROPPED], EVERY);
     for (int64_t i = 0; i < 2 * EVERY; i++)
         assert_ok(dsvi_latent_cache_check(cache, i));
@@ -124,7 +126,7 @@ static void a_lost_index_loses_no_windows(void **state)
     DsvConfig settings = make_settings();
     DsviLatentCache *cache;
     Changes changes;
-    const DsviLatentSource clip = {"a.mp4", NULL, {10, 1}, content_of("one")};
+    const DsviLatentSource clip = {"a.mp4", NULL, NULL, {10, 1}, content_of("one")};
     const int64_t other[4] = {1, 6, 4, 5};
     DsviClipWindow window = window_at(0), faster = window_at(0);
     faster.fps = 60;
@@ -136,7 +138,7 @@ static void a_lost_index_loses_no_windows(void **state)
     assert_false(dsvi_latent_cache_recover(cache, &clip, &faster, SHAPE));
     assert_false(dsvi_latent_cache_recover(cache, &clip, &window, other));
     assert_false(dsvi_latent_cache_recover(
-        cache, &(DsviLatentSource){"a.mp4", NULL, {10, 1}, content_of("two")}, &window, SHAPE));
+        cache, &(DsviLatentSource){"a.mp4", NULL, NULL, {10, 1}, content_of("two")}, &window, SHAPE));
     for (int i = 0; i < EVERY; i++) {
         window = window_at(i);
         assert_true(dsvi_latent_cache_recover(cache, &clip, &window, SHAPE));
@@ -162,11 +164,14 @@ static void renamed_and_copied_clips_keep_their_windows(void **state)
     char first[DSVI_PATH_MAX], *file;
     const DsviFileStamp stamp = {10, 1};
     const DsviHashKey one = content_of("one"), two = content_of("two");
-    const DsviLatentSource swapped[] = {
-        {"a.mp4", NULL, stamp, two}, {"b.mp4", NULL, stamp, one}, {"c.mp4", NULL, stamp, two}};
+    const DsviLatentSource swapped[] = {{"a.mp4", NULL, NULL, stamp, two},
+                                        {"b.mp4", NULL, NULL, stamp, one},
+                                        {"c.mp4", NULL, NULL, stamp, two}};
     assert_ok(dsvi_latent_cache_create(scratch_path("swapped"), &settings, NULL, &cache));
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, stamp, one}, &changes), EVERY);
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, stamp, two}, &changes), EVERY);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, one}, &changes),
+                     EVERY);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, NULL, stamp, two}, &changes),
+                     EVERY);
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_latent_cache_create(scratch_path("swapped"), &settings, NULL, &cache));
     snprintf(first, sizeof first, "%s", dsvi_latent_cache_file(cache, 0));
@@ -181,8 +186,8 @@ static void renamed_and_copied_clips_keep_their_windows(void **state)
     /* the copy changes: the files that it shared stay */
     file = strdup(dsvi_latent_cache_file(cache, 0));
     assert_string_equal(dsvi_latent_cache_file(cache, 2 * EVERY), file);
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"c.mp4", NULL, stamp, content_of("3")}, &changes),
-                     EVERY);
+    assert_int_equal(
+        encode_clip(cache, (DsviLatentSource){"c.mp4", NULL, NULL, stamp, content_of("3")}, &changes), EVERY);
     assert_int_equal(changes.windows[DSVI_LATENT_MOVED] + changes.windows[DSVI_LATENT_DROPPED], EVERY);
     assert_int_equal(access(file, F_OK), 0);
     for (int64_t i = 0; i < 3 * EVERY; i++)
@@ -204,20 +209,22 @@ static void captions_are_kept_and_brought_up_to_date(void **state)
     const DsviCaptions captions = {two, 2};
     snprintf(folder, sizeof folder, "%s", scratch_path("captions"));
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
-    (void)encode_clip(cache, (DsviLatentSource){"a.mp4", &captions, stamp, content_of("one")}, &changes);
+    (void)encode_clip(cache, (DsviLatentSource){"a.mp4", &captions, NULL, stamp, content_of("one")},
+                      &changes);
     dsvi_latent_cache_close(&cache);
     for (int times = 0; times < 2; times++) {
         assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
         for (int64_t i = 0; i < EVERY; i++)
             assert_true(dsvi_captions_equal(dsvi_latent_cache_captions(cache, i), &captions));
         two[0].text = "another caption";
-        (void)encode_clip(cache, (DsviLatentSource){"a.mp4", &captions, stamp, content_of("one")}, &changes);
+        (void)encode_clip(cache, (DsviLatentSource){"a.mp4", &captions, NULL, stamp, content_of("one")},
+                          &changes);
         assert_int_equal(changes.windows[DSVI_LATENT_DROPPED], 0);
         dsvi_latent_cache_close(&cache);
     }
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
     assert_int_equal(
-        encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, stamp, content_of("one")}, &changes), 0);
+        encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, content_of("one")}, &changes), 0);
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_latent_cache_open(folder, &settings, &cache));
     assert_int_equal(dsvi_latent_cache_captions(cache, 0)->count, 0);
@@ -302,11 +309,11 @@ static void an_older_index_is_read(void **state)
     assert_ok(dsvi_latent_cache_check(cache, 0));
     /* its windows are kept, and take part in what contents allow from now on */
     const DsviLatentSource source = {
-        "a.mp4", dsvi_latent_cache_captions(cache, 0), {10, 1}, content_of("one")};
+        "a.mp4", dsvi_latent_cache_captions(cache, 0), NULL, {10, 1}, content_of("one")};
     assert_int_equal(encode_clip(cache, source, &changes), EVERY - 1);
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
-    const DsviLatentSource moved = {"b.mp4", NULL, {10, 1}, content_of("one")};
+    const DsviLatentSource moved = {"b.mp4", NULL, NULL, {10, 1}, content_of("one")};
     assert_int_equal(encode_clip(cache, moved, &changes), 0);
     assert_int_equal(changes.windows[DSVI_LATENT_MOVED], EVERY);
     dsvi_latent_cache_close(&cache);

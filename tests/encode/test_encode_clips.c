@@ -34,7 +34,7 @@ static void every_clip_has_a_row(void **state)
     size_t bytes;
     assert_ok(dsvi_dataset_open(scratch_path("clips"), &settings, &dataset));
     assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, NULL, &cache));
-    assert_ok(dsvi_encode_clips_list(dataset, &settings, &clips));
+    assert_ok(dsvi_encode_clips_list(dataset, &settings, false, &clips));
     assert_ok(dsvi_encode_clips_hash(&clips, cache, &none));
     assert_ok(dsvi_encode_clips_windows(&clips));
     assert_int_equal(clips.count, 4);
@@ -83,7 +83,7 @@ static int64_t hash_again(const char *folder, const DsvEvents *events, DsvStatus
     DsviLatentCache *cache;
     assert_ok(dsvi_dataset_open(folder, &settings, &dataset));
     assert_ok(dsvi_latent_cache_create(scratch_path("hashed"), &settings, NULL, &cache));
-    assert_ok(dsvi_encode_clips_list(dataset, &settings, &clips));
+    assert_ok(dsvi_encode_clips_list(dataset, &settings, false, &clips));
     assert_ok(dsvi_latent_cache_recall(cache, clips.sources, clips.count));
     for (int64_t i = 0; i < clips.count; i++) {
         DsviHashKey key;

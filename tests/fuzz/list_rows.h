@@ -5,12 +5,14 @@
 #include "data/dataset_list.h"
 #include "fuzz/fuzz.h"
 
-/* Reads all texts to their ends. No path and no caption is empty. */
-static inline DsvStatus take_row(void *context, const char *path, const DsviCaptions *captions)
+/* Reads all texts to their ends. No path, no picture and no caption is empty. */
+static inline DsvStatus take_row(void *context, const char *path, const char *image,
+                                 const DsviCaptions *captions)
 {
     size_t *bytes = (size_t *)context;
     fuzz_expect(path && path[0]);
-    *bytes += strlen(path);
+    fuzz_expect(!image || image[0]);
+    *bytes += strlen(path) + (image ? strlen(image) : 0);
     for (int64_t i = 0; i < captions->count; i++) {
         fuzz_expect(captions->at[i].text[0]);
         *bytes += strlen(captions->at[i].text);
