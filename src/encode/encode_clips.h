@@ -30,8 +30,8 @@ typedef struct DsviEncodeClips {
 } DsviEncodeClips;
 
 /* Lists the clips of `dataset`, with their stamps and captions, and with `pictures` the pictures with which
- * they begin. *out refers to data set and options, which
- * must outlive it. The caller frees *out with dsvi_encode_clips_free, also after a failure. */
+ * they begin. *out refers to data set and options, which must outlive it. The caller frees *out with
+ * dsvi_encode_clips_free, also after a failure. */
 DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *config, bool pictures,
                                  DsviEncodeClips *out);
 void dsvi_encode_clips_free(DsviEncodeClips *clips);

@@ -209,7 +209,7 @@ DsvStatus dsvi_dit_create(DsviBackend *backend, const DsviDitConfig *config, con
     dit->host_kept = calloc(3 * layers, sizeof *dit->host_kept);
     dit->kept = calloc(layers, sizeof *dit->kept);
     dit->number = calloc(layers + 1, sizeof *dit->number);
-    dit->host_of_time = calloc((size_t)dit->tokens, sizeof *dit->host_of_time);
+    dit->host_of_time = calloc(shape->given_first ? (size_t)dit->tokens : 1, sizeof *dit->host_of_time);
     DsviDitKept *uniform = calloc(layers, sizeof *uniform);
     if (!dit->params.blocks || !dit->host_of_time || !dit->residual || !dit->host_kept || !dit->saved ||
         !dit->bucket || !dit->lora_bucket || !dit->kept || !dit->number || !uniform) {

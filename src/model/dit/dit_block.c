@@ -39,8 +39,7 @@ static bool sums_itself(const DsviDit *dit, int64_t block)
 
 /* ---- modulation: m = table + e0 ---- */
 
-/* Returns row `row` of the block's modulation, in the first sample and at
- * its first time. */
+/* Returns row `row` of the block's modulation, in the first sample and at its first time. */
 static void *dit_block_modulation_of(const DsviDit *dit, int64_t block, int row)
 {
     return dsvi_dit_at(dit->scratch.modulation, dit->acc, (block * dit->time_rows * ROWS + row) * dit->width);
