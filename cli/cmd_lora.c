@@ -1,5 +1,6 @@
 /* dsv lora convert and dsv lora merge: LoRA files. */
 #include "cmd.h"
+#include "lora_flags.h"
 #include "terminal.h"
 
 enum { TO };
@@ -38,39 +39,70 @@ const CliVerb cli_verb_lora_convert = {
     .run = run_convert,
 };
 
-enum { SCALE };
+enum { SCALE, LORA_HIGH, HIGH_SCALE, LORA_LOW, LOW_SCALE };
 
 static const CliFlag merge_flags[] = {
-    [SCALE] = {"--scale", "NUMBER", "factor of the LoRA's change; 1 unless given"},
+    [SCALE] = {"--scale", "NUMBER", "factor of the change of LORA; 1 unless given"},
+    [LORA_HIGH] = {"--lora-high", "FILES", "two experts: LoRAs of the expert for high noise only"},
+    [HIGH_SCALE] = {"--lora-high-scale", "NUMBERS", "their factors; default: all 1"},
+    [LORA_LOW] = {"--lora-low", "FILES", "two experts: LoRAs of the expert for low noise only"},
+    [LOW_SCALE] = {"--lora-low-scale", "NUMBERS", "their factors; default: all 1"},
     {0},
 };
 
 static const char merge_text[] =
-    "Writes a copy of the model FOLDER to OUT_FOLDER, with the LoRA added to the\n"
-    "weights of its transformer. Other parts are copied. FOLDER is a folder with\n"
-    "transformer/, a transformer folder, or a safetensors file. OUT_FOLDER must be\n"
-    "empty or new.\n"
+    "Writes a copy of the model FOLDER to OUT_FOLDER, with LoRAs added to the weights of\n"
+    "its transformers. Other parts are copied. FOLDER is a folder with transformer/, a\n"
+    "transformer folder, or a safetensors file. OUT_FOLDER must be empty or new.\n"
     "\n"
-    "  dsv lora merge Wan2.1-T2V-1.3B-Diffusers mine.safetensors merged\n";
+    "A model of two experts (Wan 2.2 A14B) gets LORA in both experts, and the files of\n"
+    "--lora-high and --lora-low in one. LORA may be left out if one of them is given.\n"
+    "\n"
+    "  dsv lora merge Wan2.1-T2V-1.3B-Diffusers mine.safetensors merged\n"
+    "  dsv lora merge Wan2.2-T2V-A14B-Diffusers merged --lora-high h.safetensors \\\n"
+    "      --lora-low l.safetensors\n";
+
+/* Gathers the LoRAs of the command line. `lora`: the one without a flag, or NULL. */
+static int merge_read_loras(const CliArgs *args, const char *lora, CliLoras *out)
+{
+    out->scale[0] = 1;
+    int misused = cli_args_number(args, SCALE, &out->scale[0]);
+    if (misused == CLI_DONE && args->flag[SCALE] && !lora)
+        return cli_misused(args->verb, "--scale %s: expected LORA with it", args->flag[SCALE]);
+    if (lora) {
+        out->path[0] = lora;
+        out->count = 1;
+    }
+    if (misused == CLI_DONE)
+        misused = cli_lora_flag(args, LORA_HIGH, DSV_EXPERT_HIGH, out);
+    if (misused == CLI_DONE)
+        misused = cli_lora_flag(args, LORA_LOW, DSV_EXPERT_LOW, out);
+    if (misused == CLI_DONE && out->count == 0)
+        return cli_misused(args->verb, "no LoRA, expected LORA, --lora-high or --lora-low");
+    return misused;
+}
 
 static int run_merge(const CliArgs *args)
 {
-    double scale = 1;
-    int misused = cli_args_number(args, SCALE, &scale);
+    CliLoras loras = {.count = 0};
+    bool named = args->path[2] != NULL;
+    const char *out = args->path[named ? 2 : 1];
+    int misused = merge_read_loras(args, named ? args->path[1] : NULL, &loras);
     if (misused != CLI_DONE)
         return misused;
-    DsvStatus status = dsv_lora_merge(args->path[0], args->path[1], scale, args->path[2]);
+    DsvStatus status = dsv_lora_merge_experts(args->path[0], loras.path, loras.scale, loras.expert,
+                                              loras.count, out);
     if (status == DSV_OK)
-        cli_print_result("%s: written", args->path[2]);
+        cli_print_result("%s: written", out);
     return cli_outcome(args, status);
 }
 
 const CliVerb cli_verb_lora_merge = {
     .name = "lora merge",
-    .arguments = "FOLDER LORA OUT_FOLDER",
-    .paths_min = 3,
+    .arguments = "FOLDER [LORA] OUT_FOLDER",
+    .paths_min = 2,
     .paths_max = 3,
-    .summary = "write a copy of a model with a LoRA added to its weights",
+    .summary = "write a copy of a model with LoRAs added to its weights",
     .text = merge_text,
     .flags = merge_flags,
     .run = run_merge,

@@ -1,11 +1,8 @@
 /* dsv sample: generates clips with a trained or a published model. */
 #include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "cmd.h"
+#include "lora_flags.h"
 #include "terminal.h"
 
 enum {
@@ -23,8 +20,7 @@ enum {
     LORA_HIGH,
     HIGH_SCALE,
     LORA_LOW,
-    LOW_SCALE,
-    LORAS_MAX = 16
+    LOW_SCALE
 };
 
 static const CliFlag flags[] = {
@@ -95,77 +91,17 @@ static DsvStatus sample_options(const CliArgs *args, DsvConfig *config)
     return status == DSV_OK ? cli_args_options(args, config) : status;
 }
 
-/* LoRAs of one flag: text that is divided at its commas. */
-typedef struct LoraFlag {
-    char paths[4096], scales[1024];
-} LoraFlag;
-
-/* The LoRAs of a command line. */
-typedef struct SampleLoras {
-    LoraFlag both, high, low;
-    const char *path[LORAS_MAX];
-    double scale[LORAS_MAX];
-    DsvExpert expert[LORAS_MAX];
-    size_t count;
-} SampleLoras;
-
-/* Divides `list` at its commas. Returns the number of parts, LORAS_MAX + 1 if there are more. */
-static size_t sample_split(char *list, char *part[LORAS_MAX])
+static int sample_read_loras(const CliArgs *args, CliLoras *out)
 {
-    size_t count = 0;
-    for (char *word; (word = strsep(&list, ",")) != NULL; count++) {
-        if (count == LORAS_MAX)
-            return LORAS_MAX + 1;
-        part[count] = word;
-    }
-    return count;
-}
-
-/* Appends the LoRAs of a flag, whose factors are the value of the next flag. */
-static int sample_read_flag(const CliArgs *args, int flag, DsvExpert expert, LoraFlag *copy, SampleLoras *out)
-{
-    const char *paths = args->flag[flag], *scales = args->flag[flag + 1], *name = flags[flag].name;
-    const char *scale_name = flags[flag + 1].name;
-    char *part[LORAS_MAX], *end;
-    size_t count = 0, factors = 0;
-    if (scales && !paths)
-        return cli_misused(args->verb, "%s %s: expected %s with it", scale_name, scales, name);
-    if (paths && snprintf(copy->paths, sizeof copy->paths, "%s", paths) < (int)sizeof copy->paths)
-        count = sample_split(copy->paths, part);
-    if (paths && (count == 0 || count > LORAS_MAX || count + out->count > LORAS_MAX))
-        return cli_misused(args->verb, "%s: expected at most %d files in all, separated by commas", name,
-                           LORAS_MAX);
-    for (size_t i = 0; i < count; i++) {
-        out->path[out->count + i] = part[i];
-        out->scale[out->count + i] = 1;
-        out->expert[out->count + i] = expert;
-    }
-    if (scales && snprintf(copy->scales, sizeof copy->scales, "%s", scales) < (int)sizeof copy->scales)
-        factors = sample_split(copy->scales, part);
-    if (scales && factors != count)
-        return cli_misused(args->verb, "%s %s: expected a number for each file of %s", scale_name, scales,
-                           name);
-    for (size_t i = 0; i < factors; i++) {
-        double *scale = &out->scale[out->count + i];
-        *scale = strtod(part[i], &end);
-        if (end == part[i] || *end || !isfinite(*scale))
-            return cli_misused(args->verb, "%s %s: expected a number", scale_name, part[i]);
-    }
-    out->count += count;
-    return CLI_DONE;
-}
-
-static int sample_read_loras(const CliArgs *args, SampleLoras *out)
-{
-    int misused = sample_read_flag(args, LORA, DSV_EXPERT_BOTH, &out->both, out);
+    int misused = cli_lora_flag(args, LORA, DSV_EXPERT_BOTH, out);
     if (misused == CLI_DONE)
-        misused = sample_read_flag(args, LORA_HIGH, DSV_EXPERT_HIGH, &out->high, out);
-    return misused == CLI_DONE ? sample_read_flag(args, LORA_LOW, DSV_EXPERT_LOW, &out->low, out) : misused;
+        misused = cli_lora_flag(args, LORA_HIGH, DSV_EXPERT_HIGH, out);
+    return misused == CLI_DONE ? cli_lora_flag(args, LORA_LOW, DSV_EXPERT_LOW, out) : misused;
 }
 
 static int run_sample(const CliArgs *args)
 {
-    SampleLoras loras = {.count = 0};
+    CliLoras loras = {.count = 0};
     int misused = sample_read_loras(args, &loras);
     if (misused != CLI_DONE)
         return misused;

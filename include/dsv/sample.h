@@ -5,18 +5,12 @@
 
 #include "dsv/config.h"
 #include "dsv/events.h"
+#include "dsv/lora.h"
 #include "dsv/status.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/** Which transformers of a model of two experts (Wan 2.2 A14B) a LoRA changes. */
-typedef enum DsvExpert {
-    DSV_EXPERT_BOTH, /**< both; also for models of one transformer */
-    DSV_EXPERT_HIGH, /**< the expert for high noise, `transformer` */
-    DSV_EXPERT_LOW   /**< the expert for low noise, `transformer_2` */
-} DsvExpert;
 
 /** What dsv_sample_clips() samples. Set it up with dsv_sample_args_defaults(), then set what differs. Texts
  * are the caller's, in UTF-8, and must stay valid during the call. */

@@ -1,19 +1,19 @@
-/* dsv_lora_convert and dsv_lora_merge (include/dsv/lora.h). */
+/* dsv_lora_convert, dsv_lora_merge and dsv_lora_merge_experts (include/dsv/lora.h). */
 #include "dsv/lora.h"
 
-#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "api/lora_files.h"
 #include "base/fs.h"
-#include "model/lora/lora.h"
-#include "run/model_path.h"
 
 DsvStatus dsv_lora_convert(const char *in_path, const char *out_path, const char *form_name)
 {
     DsviLora lora;
     DsviLoraForm form;
     DSVI_TRY(dsvi_lora_form_find(form_name, &form));
-    DSVI_TRY(dsvi_model_refuse_pickle(in_path));
+    DSVI_TRY(dsvi_lora_file_check(in_path));
     DSVI_TRY(dsvi_file_check_writable(out_path));
     DSVI_TRY(dsvi_lora_open(in_path, &lora));
     DsvStatus status = dsvi_lora_write(&lora, form, out_path);
@@ -31,8 +31,15 @@ static bool is_safetensors(const char *name)
 /* A folder that is being copied. */
 typedef struct LoraCopy {
     const char *from, *to;
-    bool transformer; /* the safetensors files of the folder itself are written by the merge */
+    const char *out; /* what the whole copy is written to, which may be inside the model */
+    bool pipeline;   /* the folders of transformers in it are written by the merge */
+    bool merged;     /* the safetensors files of the folder itself are written by the merge */
 } LoraCopy;
+
+static bool is_transformer(const char *name)
+{
+    return strcmp(name, "transformer") == 0 || strcmp(name, "transformer_2") == 0;
+}
 
 static DsvStatus copy_entry(void *context, const char *name)
 {
@@ -40,12 +47,15 @@ static DsvStatus copy_entry(void *context, const char *name)
     char from[DSVI_PATH_MAX], to[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_path_join(from, copy->from, name));
     DSVI_TRY(dsvi_path_join(to, copy->to, name));
+    if (dsvi_path_same(from, copy->out))
+        return DSV_OK;
     if (dsvi_path_is_folder(from)) {
-        LoraCopy inner = {.from = from, .to = to, .transformer = strcmp(name, "transformer") == 0};
+        LoraCopy inner = {
+            .from = from, .to = to, .out = copy->out, .merged = copy->pipeline && is_transformer(name)};
         DSVI_TRY(dsvi_folder_make(to));
         return dsvi_folder_list(from, copy_entry, &inner);
     }
-    if (copy->transformer && is_safetensors(name))
+    if (copy->merged && is_safetensors(name))
         return DSV_OK;
     return dsvi_file_copy(from, to);
 }
@@ -55,34 +65,71 @@ static DsvStatus refuse_entry(void *context, const char *name)
     return DSVI_FAIL(DSV_E_USAGE, "%s holds %s, expected a new or empty folder", (const char *)context, name);
 }
 
-static DsvStatus lora_merge_folder(const DsviLora *lora, double scale, const char *model, const char *out)
+/* A model and the LoRAs that are added to its transformers. */
+typedef struct LoraModel {
+    const char *path, *out;
+    bool pipeline;      /* `path` holds transformer/ */
+    bool two;           /* and transformer_2/ */
+    DsviLoraSet set[2]; /* of transformer and transformer_2, or of `path` itself */
+    char from[2][DSVI_PATH_MAX], to[2][DSVI_PATH_MAX];
+} LoraModel;
+
+static DsvStatus lora_model_find(LoraModel *m)
 {
-    char transformer[DSVI_PATH_MAX], to[DSVI_PATH_MAX];
-    DSVI_TRY(dsvi_path_join(transformer, model, "transformer"));
-    bool pipeline = dsvi_path_is_folder(transformer);
-    LoraCopy copy = {.from = model, .to = out, .transformer = !pipeline};
-    DSVI_TRY(dsvi_path_join(to, out, "transformer"));
-    if (pipeline)
-        DSVI_TRY(dsvi_folder_make(to));
-    DSVI_TRY(dsvi_lora_merge(lora, scale, pipeline ? transformer : model, pipeline ? to : out));
-    return dsvi_folder_list(model, copy_entry, &copy);
+    static const char *const NAMES[2] = {"transformer", "transformer_2"};
+    for (int i = 0; i < 2; i++) {
+        DSVI_TRY(dsvi_path_join(m->from[i], m->path, NAMES[i]));
+        DSVI_TRY(dsvi_path_join(m->to[i], m->out, NAMES[i]));
+    }
+    m->pipeline = dsvi_path_is_folder(m->from[0]);
+    m->two = m->pipeline && dsvi_path_is_folder(m->from[1]);
+    if (m->pipeline)
+        return DSV_OK;
+    snprintf(m->from[0], sizeof m->from[0], "%s", m->path);
+    snprintf(m->to[0], sizeof m->to[0], "%s", m->out);
+    return DSV_OK;
+}
+
+/* Writes the whole model, after everything that can be checked has been checked. */
+static DsvStatus lora_model_write(const LoraModel *m)
+{
+    LoraCopy copy = {
+        .from = m->path, .to = m->out, .out = m->out, .pipeline = m->pipeline, .merged = !m->pipeline};
+    DSVI_TRY(dsvi_folder_make(m->out));
+    DSVI_TRY(dsvi_folder_list(m->out, refuse_entry, (void *)m->out));
+    for (int i = 0; i <= m->two; i++) {
+        DSVI_TRY(dsvi_folder_make(m->to[i]));
+        DSVI_TRY(dsvi_lora_set_merge(&m->set[i], m->from[i], m->to[i]));
+    }
+    return dsvi_path_is_folder(m->path) ? dsvi_folder_list(m->path, copy_entry, &copy) : DSV_OK;
+}
+
+DsvStatus dsv_lora_merge_experts(const char *model_path, const char *const *lora_paths, const double *scales,
+                                 const DsvExpert *experts, size_t count, const char *out_folder)
+{
+    DsvStatus status = DSV_OK;
+    const DsviLoraFiles files = {lora_paths, scales, experts, count};
+    if (!dsvi_path_exists(model_path))
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such model folder or file", model_path);
+    LoraModel *model = calloc(1, sizeof *model);
+    if (!model)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to merge LoRAs");
+    model->path = model_path;
+    model->out = out_folder;
+    DSVI_TRY_GOTO(status, lora_model_find(model), done);
+    DSVI_TRY_GOTO(status,
+                  dsvi_lora_files_open(&files, model_path, model->two, &model->set[0], &model->set[1]), done);
+    for (int i = 0; i <= model->two; i++)
+        DSVI_TRY_GOTO(status, dsvi_lora_set_fit(&model->set[i], model->from[i]), done);
+    status = lora_model_write(model);
+done:
+    dsvi_lora_set_close(&model->set[0]);
+    dsvi_lora_set_close(&model->set[1]);
+    free(model);
+    return status;
 }
 
 DsvStatus dsv_lora_merge(const char *model_path, const char *lora_path, double scale, const char *out_folder)
 {
-    DsviLora lora;
-    DsvStatus status;
-    if (!isfinite(scale))
-        return DSVI_FAIL(DSV_E_USAGE, "the scale of a LoRA is %g, expected a finite number", scale);
-    if (!dsvi_path_exists(model_path))
-        return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such model folder or file", model_path);
-    DSVI_TRY(dsvi_model_refuse_pickle(lora_path));
-    DSVI_TRY(dsvi_lora_open(lora_path, &lora));
-    DSVI_TRY_GOTO(status, dsvi_folder_make(out_folder), done);
-    DSVI_TRY_GOTO(status, dsvi_folder_list(out_folder, refuse_entry, (void *)out_folder), done);
-    status = dsvi_path_is_folder(model_path) ? lora_merge_folder(&lora, scale, model_path, out_folder)
-                                             : dsvi_lora_merge(&lora, scale, model_path, out_folder);
-done:
-    dsvi_lora_close(&lora);
-    return status;
+    return dsv_lora_merge_experts(model_path, &lora_path, &scale, NULL, 1, out_folder);
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/lora_files.h"
 #include "api/lora_run.h"
 #include "base/config_abi.h"
 #include "backend/backend.h"
@@ -308,42 +309,6 @@ void dsv_sample_args_defaults_sized(DsvSampleArgs *args, size_t bytes)
     args->bytes = bytes;
 }
 
-static DsvExpert lora_expert(const DsvSampleArgs *args, size_t i)
-{
-    return args->lora_experts ? args->lora_experts[i] : DSV_EXPERT_BOTH;
-}
-
-/* Opens the LoRAs of an expert. */
-static DsvStatus open_loras(const DsvSampleArgs *args, DsvExpert expert, DsviLoraSet *out)
-{
-    const char *paths[DSVI_LORAS_MAX];
-    double scales[DSVI_LORAS_MAX];
-    size_t count = 0;
-    for (size_t i = 0; i < args->lora_count && args->lora_count <= DSVI_LORAS_MAX; i++) {
-        if (lora_expert(args, i) != DSV_EXPERT_BOTH && lora_expert(args, i) != expert)
-            continue;
-        paths[count] = args->lora_paths[i];
-        scales[count++] = args->lora_scales ? args->lora_scales[i] : 1;
-    }
-    if (args->lora_count > DSVI_LORAS_MAX)
-        return dsvi_lora_set_open(args->lora_paths, args->lora_scales, args->lora_count, out); /* refuses */
-    return dsvi_lora_set_open(paths, scales, count, out);
-}
-
-/* Fails if a LoRA is of one of two experts, and the model has one transformer. */
-static DsvStatus check_lora_experts(const DsvSampleArgs *args)
-{
-    for (size_t i = 0; i < args->lora_count; i++)
-        if (lora_expert(args, i) != DSV_EXPERT_BOTH)
-            return DSVI_FAIL(
-                DSV_E_USAGE,
-                "%s is a LoRA of the expert for %s noise, but %s has one transformer: expected a "
-                "LoRA for all noise levels",
-                args->lora_paths[i], lora_expert(args, i) == DSV_EXPERT_HIGH ? "high" : "low",
-                args->model_path);
-    return DSV_OK;
-}
-
 /* Samples `args->model_path`, which is not the folder of a LoRA run. */
 static DsvStatus sample_model(const DsvSampleArgs *args, const DsvConfig *settings, const DsvEvents *events)
 {
@@ -351,12 +316,11 @@ static DsvStatus sample_model(const DsvSampleArgs *args, const DsvConfig *settin
     Published model = {.loras.count = 0};
     bool published;
     DSVI_TRY(dsvi_wan_folder_find(args->model_path, settings, &model.folder, &published));
-    bool two = published && model.folder.two_experts;
-    if (!two)
-        DSVI_TRY(check_lora_experts(args));
-    DSVI_TRY_GOTO(status, open_loras(args, DSV_EXPERT_HIGH, &model.loras), done);
-    if (two)
-        DSVI_TRY_GOTO(status, open_loras(args, DSV_EXPERT_LOW, &model.loras_2), done);
+    const DsviLoraFiles files = {args->lora_paths, args->lora_scales, args->lora_experts, args->lora_count};
+    DSVI_TRY_GOTO(status,
+                  dsvi_lora_files_open(&files, args->model_path, published && model.folder.two_experts,
+                                       &model.loras, &model.loras_2),
+                  done);
     if (published)
         DSVI_TRY_GOTO(status, find_sparse_state(args, settings, model.sparse), done);
     status = published ? sample_published(args, &model, settings, events)
@@ -381,7 +345,7 @@ static DsvStatus sample_lora_run(const DsvSampleArgs *args, const DsviLoraRun *r
     for (size_t i = 0; i < args->lora_count; i++) {
         paths[i + 1] = args->lora_paths[i];
         scales[i + 1] = args->lora_scales ? args->lora_scales[i] : 1;
-        experts[i + 1] = lora_expert(args, i);
+        experts[i + 1] = args->lora_experts ? args->lora_experts[i] : DSV_EXPERT_BOTH;
     }
     with.model_path = run->base;
     with.lora_paths = paths;

@@ -65,7 +65,8 @@ static DsvStatus write_lora(DsviTrainer *t, const char *folder, const ModelNames
     char path[DSVI_PATH_MAX], file[DSVI_LORA_FILE_BYTES];
     dsvi_checkpoint_lora_name(t->settings->model_expert, names->average, file);
     DSVI_TRY(dsvi_path_join(path, folder, file));
-    DSVI_TRY(dsvi_lora_params_write(&t->lora, t->host_flat, DSVI_BF16, path));
+    const char *expert = strcmp(t->settings->model_expert, "none") != 0 ? t->settings->model_expert : NULL;
+    DSVI_TRY(dsvi_lora_params_write(&t->lora, t->host_flat, DSVI_BF16, expert, path));
     DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
     DSVI_TRY(dsvi_folder_make(path));
     DSVI_TRY(exact_path(path, folder, names->exact));

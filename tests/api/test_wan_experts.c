@@ -3,6 +3,8 @@
 #include "sample/video_writer.h"
 #include "wan_case.h"
 
+enum { LATENTS = 16 * 2 * 4 * 4 /* of a clip of 5 frames of 32 x 32 */ };
+
 static void make_model(double ratio)
 {
     char text[32];
@@ -131,8 +133,9 @@ static void check_bins(const char *folder, int first, int end)
     assert_int_equal(outside, 0);
 }
 
-static void clip_of(const char *const *loras, const DsvExpert *experts, size_t count, const char *model,
-                    uint64_t *checksum)
+/* Samples a clip to expert.safetensors of the scratch folder, and its latents to latents.safetensors. */
+static DsvStatus sample_loras(const char *const *loras, const DsvExpert *experts, size_t count,
+                              const char *model)
 {
     DsvConfig settings;
     DsvSampleArgs args;
@@ -153,27 +156,60 @@ static void clip_of(const char *const *loras, const DsvExpert *experts, size_t c
     args.lora_paths = loras;
     args.lora_experts = experts;
     args.lora_count = count;
-    assert_ok(dsv_sample_clips(&args, &settings, NULL));
-    assert_ok(dsvi_file_checksum(args.output_path, checksum));
+    args.latents_path = scratch_path("latents.safetensors");
+    return dsv_sample_clips(&args, &settings, NULL);
 }
 
-/* Each expert is trained in its range and sampled with its own LoRA only. A run folder adds its LoRA to its
- * expert. */
-static void each_expert_has_its_lora(void **state)
+static void clip_of(const char *const *loras, const DsvExpert *experts, size_t count, const char *model,
+                    uint64_t *checksum)
 {
-    char high[DSVI_PATH_MAX], low[DSVI_PATH_MAX];
+    assert_ok(sample_loras(loras, experts, count, model));
+    assert_ok(dsvi_file_checksum(scratch_path("expert.safetensors"), checksum));
+}
+
+/* Replaces a transformer of "model" by a copy in F32, to which LoRAs are added without rounding. */
+static void widen(const char *part)
+{
+    char name[128], from[DSVI_PATH_MAX];
+    DsviSafetensors *file;
+    snprintf(name, sizeof name, "pipe_experts/%s/diffusion_pytorch_model.safetensors", part);
+    snprintf(from, sizeof from, "%s", golden_path(name));
+    assert_ok(dsvi_safetensors_open(from, &file));
+    size_t count = dsvi_safetensors_count(file);
+    DsviStoredTensor *tensors = calloc(count, sizeof *tensors);
+    for (size_t i = 0; i < count; i++) {
+        tensors[i] = *dsvi_safetensors_at(file, i);
+        float *wide = malloc((size_t)tensors[i].count * sizeof *wide);
+        dsvi_convert(DSVI_F32, wide, tensors[i].dtype, tensors[i].data, tensors[i].count);
+        tensors[i].dtype = DSVI_F32;
+        tensors[i].bytes = (size_t)tensors[i].count * sizeof *wide;
+        tensors[i].data = wide;
+    }
+    snprintf(name, sizeof name, "model/%s", part);
+    assert_int_equal(unlink(scratch_path(name)), 0);
+    assert_ok(dsvi_folder_make(scratch_path(name)));
+    snprintf(name, sizeof name, "model/%s/diffusion_pytorch_model.safetensors", part);
+    assert_ok(dsvi_safetensors_write(scratch_path(name), tensors, count, NULL, 0));
+    for (size_t i = 0; i < count; i++)
+        free((void *)tensors[i].data);
+    free(tensors);
+    dsvi_safetensors_close(&file);
+    snprintf(name, sizeof name, "model/%s/config.json", part);
+    snprintf(from, sizeof from, "pipe_experts/%s/config.json", part);
+    wan_case_link(from, name);
+}
+
+/* Trains a LoRA of each expert of "model", whose boundary is 0.6. */
+static void train_both(char high[DSVI_PATH_MAX], char low[DSVI_PATH_MAX])
+{
     static float pixels[3 * 5 * 32 * 32];
-    const char *const loras[] = {high, low};
-    const DsvExpert right[] = {DSV_EXPERT_HIGH, DSV_EXPERT_LOW}, wrong[] = {DSV_EXPERT_LOW, DSV_EXPERT_HIGH};
-    uint64_t none, both, swapped, only_high, of_run;
-    DsvSampleArgs args;
-    DsvConfig settings;
-    (void)state;
     for (int i = 0; i < 3 * 5 * 32 * 32; i++)
         pixels[i] = (float)sin(0.3 * (i % 32) + 0.01 * i);
     assert_ok(dsvi_folder_make(scratch_path("clips")));
     assert_ok(dsvi_video_write(scratch_path("clips/waves.mp4"), pixels, 5, 32, 32, 8));
     make_model(0.6);
+    widen("transformer");
+    widen("transformer_2");
     train_expert("high", "run-high", high);
     assert_non_null(strstr(wan_case_log, "trains transformer at noise levels 0.6 to 1 (boundary_ratio=0.6); "
                                          "flow_shift=3, the folder's scheduler has"));
@@ -182,22 +218,79 @@ static void each_expert_has_its_lora(void **state)
     assert_non_null(strstr(wan_case_log, "trains transformer_2 at noise levels 0 to 0.6"));
     check_bins("run-low", 0, 6);
     assert_true(dsvi_path_exists(scratch_path("run-low/checkpoint-6/lora_low_noise_ema.safetensors")));
-    clip_of(NULL, NULL, 0, scratch_path("model"), &none);
-    clip_of(loras, right, 2, scratch_path("model"), &both);
-    clip_of(loras, wrong, 2, scratch_path("model"), &swapped);
-    clip_of(loras, right, 1, scratch_path("model"), &only_high);
-    clip_of(NULL, NULL, 0, scratch_path("run-high"), &of_run);
-    assert_true(none != both && both != swapped && both != only_high && none != only_high);
-    assert_true(only_high == of_run);
-    dsv_sample_args_defaults(&args);
-    dsv_config_defaults(&settings);
-    args.model_path = golden_path("pipe_a");
-    args.output_path = scratch_path("refused.safetensors");
-    args.lora_paths = loras;
-    args.lora_experts = right;
-    args.lora_count = 1;
+}
+
+/* A LoRA that names its expert is refused for the other expert, for both, and by a model of one transformer.
+ * dsv lora convert leaves the name out. */
+static void wrong_experts(const char *high, char converted[DSVI_PATH_MAX])
+{
+    const DsvExpert as_low = DSV_EXPERT_LOW, as_high = DSV_EXPERT_HIGH;
+    char run[DSVI_PATH_MAX];
+    const char *file = high, *folder = run;
+    snprintf(run, sizeof run, "%s", scratch_path("run-high"));
+    snprintf(converted, DSVI_PATH_MAX, "%s", scratch_path("converted.safetensors"));
+    assert_fails(DSV_E_USAGE, "was trained for the expert for high noise and is meant for low noise",
+                 sample_loras(&file, &as_low, 1, scratch_path("model")));
+    assert_fails(DSV_E_USAGE, "is meant for both, expected it as --lora-high",
+                 sample_loras(&file, NULL, 1, scratch_path("model")));
     assert_fails(DSV_E_USAGE, "is a LoRA of the expert for high noise",
-                 dsv_sample_clips(&args, &settings, NULL));
+                 sample_loras(&file, &as_high, 1, golden_path("pipe_a")));
+    assert_fails(DSV_E_USAGE, "lora_high_noise.safetensors",
+                 sample_loras(&folder, &as_high, 1, scratch_path("model")));
+    assert_ok(dsv_lora_convert(high, converted, "comfy"));
+}
+
+/* Reads the latents of the last clip. */
+static void read_latents(float latents[LATENTS])
+{
+    DsviSafetensors *file;
+    assert_ok(dsvi_safetensors_open(scratch_path("latents.safetensors"), &file));
+    const DsviStoredTensor *tensor = dsvi_safetensors_find(file, "latents");
+    assert_int_equal(tensor->count, LATENTS);
+    memcpy(latents, tensor->data, LATENTS * sizeof *latents);
+    dsvi_safetensors_close(&file);
+}
+
+/* A merged model in F32 samples the latents of the model with adapters, to the bit. */
+static void merged_experts(const char *const *loras, const DsvExpert *experts)
+{
+    float with[LATENTS], merged[LATENTS];
+    assert_fails(DSV_E_USAGE, "is meant for both",
+                 dsv_lora_merge(scratch_path("model"), loras[0], 1, scratch_path("merged")));
+    assert_false(dsvi_path_exists(scratch_path("merged")));
+    assert_ok(dsv_lora_merge_experts(scratch_path("model"), loras, NULL, experts, 2, scratch_path("merged")));
+    assert_ok(sample_loras(loras, experts, 2, scratch_path("model")));
+    read_latents(with);
+    assert_ok(sample_loras(NULL, NULL, 0, scratch_path("merged")));
+    read_latents(merged);
+    assert_memory_equal(with, merged, sizeof with);
+    /* a copy inside the model does not copy itself */
+    assert_ok(
+        dsv_lora_merge_experts(scratch_path("merged"), loras, NULL, experts, 2, scratch_path("merged/more")));
+    assert_false(dsvi_path_exists(scratch_path("merged/more/more")));
+}
+
+/* Each expert is trained in its range and sampled with its own LoRA only. A run folder adds its LoRA to its
+ * expert. */
+static void each_expert_has_its_lora(void **state)
+{
+    char high[DSVI_PATH_MAX], low[DSVI_PATH_MAX], converted[DSVI_PATH_MAX];
+    const char *const loras[] = {high, low};
+    const DsvExpert experts[] = {DSV_EXPERT_HIGH, DSV_EXPERT_LOW};
+    uint64_t none, both, swapped, only_high, of_run;
+    const char *const as_low = converted;
+    (void)state;
+    train_both(high, low);
+    wrong_experts(high, converted);
+    clip_of(NULL, NULL, 0, scratch_path("model"), &none);
+    clip_of(loras, experts, 2, scratch_path("model"), &both);
+    clip_of(loras, experts, 1, scratch_path("model"), &only_high);
+    clip_of(NULL, NULL, 0, scratch_path("run-high"), &of_run);
+    clip_of(&as_low, experts + 1, 1, scratch_path("model"), &swapped);
+    assert_true(none != both && both != only_high && none != only_high);
+    assert_true(swapped != none && swapped != only_high);
+    assert_true(only_high == of_run);
+    merged_experts(loras, experts);
 }
 
 static int run_all(void)

@@ -147,6 +147,9 @@ static void broken_files_are_refused(void **state)
     f.tensor[1].shape[1] = 1;
     open_fails(&f, DSV_E_SHAPE, "are not matrices (rank, in) and (out, rank)");
     fill_file(&f);
+    f.b[RANK * WIDTH - 1] = INFINITY;
+    open_fails(&f, DSV_E_FORMAT, "self_attn.q.lora_B.weight has a value that is not finite");
+    f.b[RANK * WIDTH - 1] = 0;
     f.alpha = NAN;
     open_fails(&f, DSV_E_FORMAT, "is not finite");
     fill_file(&f);

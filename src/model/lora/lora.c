@@ -39,6 +39,24 @@ static int compare_parts(const void *a, const void *b)
     return strcmp(((const NamedPart *)a)->layer, ((const NamedPart *)b)->layer);
 }
 
+/* Fails if a value is not finite, because the sum with a weight would not be either. */
+static DsvStatus check_values(const DsviLora *lora, const DsviStoredTensor *tensor)
+{
+    enum { PIECE = 1024 };
+    float values[PIECE];
+    size_t size = dsvi_dtype_size(tensor->dtype);
+    for (int64_t begin = 0; begin < tensor->count; begin += PIECE) {
+        int64_t count = tensor->count - begin < PIECE ? tensor->count - begin : PIECE;
+        dsvi_convert(DSVI_F32, values, tensor->dtype, (const char *)tensor->data + (size_t)begin * size,
+                     count);
+        for (int64_t i = 0; i < count; i++)
+            if (!isfinite(values[i]))
+                return DSVI_FAIL(DSV_E_FORMAT, "%s: %s has a value that is not finite", lora_path(lora),
+                                 tensor->name);
+    }
+    return DSV_OK;
+}
+
 static DsvStatus parse_tensor(const DsviLora *lora, const DsviStoredTensor *tensor, NamedPart *out)
 {
     out->tensor = tensor;
@@ -50,7 +68,7 @@ static DsvStatus parse_tensor(const DsviLora *lora, const DsviStoredTensor *tens
     if (!dsvi_dtype_is_floating(tensor->dtype))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: %s is %s, expected a floating dtype", lora_path(lora),
                          tensor->name, dsvi_dtype_name(tensor->dtype));
-    return DSV_OK;
+    return check_values(lora, tensor);
 }
 
 /* Gathers sorted parts into layers. */
@@ -93,8 +111,6 @@ static DsvStatus measure_layer(const DsviLora *lora, DsviLoraLayer *layer)
     layer->out = b->shape[0];
     if (alpha)
         layer->factor = dsvi_load(alpha->dtype, alpha->data, 0) / (double)layer->rank;
-    if (!isfinite(layer->factor))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: %s is not finite", lora_path(lora), alpha->name);
     return DSV_OK;
 }
 

@@ -12,6 +12,9 @@
 extern "C" {
 #endif
 
+/* Key of the metadata that names the expert for which dsv has trained a LoRA: "high" or "low". */
+#define DSVI_LORA_EXPERT_KEY "dsv.expert"
+
 typedef struct DsviLoraLayer {
     char name[DSVI_LORA_NAME_BYTES];               /* diffusers name of the layer, without .weight */
     const DsviStoredTensor *part[DSVI_LORA_PARTS]; /* NULL: not in the file. A and B occur together */
@@ -27,8 +30,8 @@ typedef struct DsviLora {
 } DsviLora;
 
 /* Opens a file and checks names, shapes and dtypes against each other. DSV_E_FORMAT names the first key that
- * is no tensor of a Wan LoRA; DSV_E_SHAPE if A and B have different ranks, or one of both is missing. To be
- * closed with dsvi_lora_close, which accepts a zeroed or half-opened struct. */
+ * is no tensor of a Wan LoRA, or whose values are not finite; DSV_E_SHAPE if A and B have different ranks, or
+ * one of both is missing. To be closed with dsvi_lora_close, which accepts a zeroed or half-opened struct. */
 DsvStatus dsvi_lora_open(const char *path, DsviLora *out);
 void dsvi_lora_close(DsviLora *lora);
 
@@ -55,11 +58,6 @@ DsvStatus dsvi_lora_check(const DsviLora *lora, const DsviParamTable *table);
 /* Adds a change, times `scale`, to the parameter's values: host F32. Sums are formed in F32 in a fixed order.
  * DSV_E_NO_MEMORY. */
 DsvStatus dsvi_lora_add(const DsviLora *lora, const DsviLoraChange *change, double scale, float *values);
-
-/* Writes a copy of the transformer in which the LoRA, times `scale`, is added to the weights. `from` is a
- * transformer folder or a safetensors file; `to` a folder that exists, which receives files of the same names
- * with the same tensors in the same dtypes. Needs memory for the changed tensors of the largest file. */
-DsvStatus dsvi_lora_merge(const DsviLora *lora, double scale, const char *from, const char *to);
 
 /* Writes the LoRA in another form. The factor of each layer is divided evenly between A and B (each times the
  * square root of its size), so that readers without alpha get the same product; the kohya form gets an alpha

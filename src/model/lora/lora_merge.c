@@ -1,6 +1,7 @@
-/* Adds a LoRA to the weights of a transformer's files. See lora.h. */
-#include "model/lora/lora.h"
+/* Adds LoRAs to the weights of a transformer's files. See lora_set.h. */
+#include "model/lora/lora_set.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,37 +11,111 @@
 
 /* Copies of the changed tensors of one file. */
 typedef struct LoraMerge {
-    const DsviLora *lora;
-    double scale;
-    bool *changed;             /* (lora->count) layers that have been added */
+    const DsviLoraSet *set;
     DsviStoredTensor *tensors; /* (count) of the file that is being written */
     void **owned;              /* (count) memory of changed tensors, otherwise NULL */
     size_t count;
 } LoraMerge;
 
-/* Replaces the data of *tensor by a changed copy, if the LoRA changes the tensor. */
-static DsvStatus merge_tensor(LoraMerge *m, DsviStoredTensor *tensor, void **owned)
+static DsvStatus find_change(const DsviLora *lora, const DsviStoredTensor *tensor, DsviLoraChange *change)
 {
-    DsviLoraChange change;
     int64_t rows = tensor->ndim > 0 ? tensor->shape[0] : 1;
-    DSVI_TRY(dsvi_lora_change(m->lora, tensor->name, rows > 0 ? rows : 1, tensor->count, &change));
-    if (!change.layer)
-        return DSV_OK;
-    if (!dsvi_dtype_is_floating(tensor->dtype))
+    DSVI_TRY(dsvi_lora_change(lora, tensor->name, rows > 0 ? rows : 1, tensor->count, change));
+    if (change->layer && !dsvi_dtype_is_floating(tensor->dtype))
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s is %s: a LoRA can be added to F32, BF16, F16 and F64 weights",
                          tensor->name, dsvi_dtype_name(tensor->dtype));
+    return DSV_OK;
+}
+
+/* ---- checking ---- */
+
+/* Marks the layers that the tensors of a file have. changed: (lora->count) */
+static DsvStatus fit_file(const DsviLora *lora, const char *path, bool *changed)
+{
+    DsviSafetensors *file;
+    DsvStatus status = DSV_OK;
+    DSVI_TRY(dsvi_safetensors_open(path, &file));
+    for (size_t i = 0; i < dsvi_safetensors_count(file) && status == DSV_OK; i++) {
+        DsviLoraChange change;
+        status = find_change(lora, dsvi_safetensors_at(file, i), &change);
+        if (change.layer)
+            changed[change.layer - lora->layers] = true;
+    }
+    dsvi_safetensors_close(&file);
+    return status;
+}
+
+static DsvStatus fit_lora(const DsviLora *lora, const DsviWeightFiles *files, const char *from)
+{
+    DsvStatus status = DSV_OK;
+    bool *changed = calloc(lora->count + 1, sizeof *changed);
+    if (!changed)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %zu layers", lora->count);
+    for (size_t i = 0; i < files->count && status == DSV_OK; i++)
+        status = fit_file(lora, files->paths[i], changed);
+    if (status == DSV_OK)
+        status = dsvi_lora_expect_all(lora, changed, from);
+    free(changed);
+    return status;
+}
+
+DsvStatus dsvi_lora_set_fit(const DsviLoraSet *set, const char *from)
+{
+    DsviWeightFiles files = {0};
+    DsvStatus status = dsvi_weight_files_find(from, &files);
+    for (size_t i = 0; i < set->count && status == DSV_OK; i++)
+        status = fit_lora(&set->lora[i], &files, from);
+    dsvi_weight_files_free(&files);
+    return status;
+}
+
+/* ---- writing ---- */
+
+static DsvStatus is_changed(const DsviLoraSet *set, const DsviStoredTensor *tensor, bool *changed)
+{
+    *changed = false;
+    for (size_t i = 0; i < set->count; i++) {
+        DsviLoraChange change;
+        DSVI_TRY(find_change(&set->lora[i], tensor, &change));
+        *changed = *changed || change.layer;
+    }
+    return DSV_OK;
+}
+
+/* Stores the tensor's values with all changes in `out`, in the tensor's dtype. values: room for (count) F32
+ */
+static DsvStatus add_changes(const DsviLoraSet *set, const DsviStoredTensor *tensor, float *values, void *out)
+{
+    dsvi_convert(DSVI_F32, values, tensor->dtype, tensor->data, tensor->count);
+    for (size_t i = 0; i < set->count; i++) {
+        DsviLoraChange change;
+        DSVI_TRY(find_change(&set->lora[i], tensor, &change));
+        if (change.layer)
+            DSVI_TRY(dsvi_lora_add(&set->lora[i], &change, set->scale[i], values));
+    }
+    dsvi_convert(tensor->dtype, out, DSVI_F32, values, tensor->count);
+    for (int64_t i = 0; i < tensor->count; i++)
+        if (!isfinite(dsvi_load(tensor->dtype, out, i)))
+            return DSVI_FAIL(DSV_E_FORMAT,
+                             "%s is not finite in %s after the LoRA is added, expected a smaller scale",
+                             tensor->name, dsvi_dtype_name(tensor->dtype));
+    return DSV_OK;
+}
+
+/* Replaces the data of *tensor by a changed copy, if a LoRA changes the tensor. */
+static DsvStatus merge_tensor(const DsviLoraSet *set, DsviStoredTensor *tensor, void **owned)
+{
+    bool changed;
+    DSVI_TRY(is_changed(set, tensor, &changed));
+    if (!changed)
+        return DSV_OK;
     float *values = malloc((size_t)tensor->count * sizeof *values);
     *owned = malloc(tensor->bytes);
-    if (!values || !*owned) {
-        free(values);
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a copy of %s", tensor->name);
-    }
-    dsvi_convert(DSVI_F32, values, tensor->dtype, tensor->data, tensor->count);
-    DsvStatus status = dsvi_lora_add(m->lora, &change, m->scale, values);
-    dsvi_convert(tensor->dtype, *owned, DSVI_F32, values, tensor->count);
+    DsvStatus status = values && *owned
+                           ? add_changes(set, tensor, values, *owned)
+                           : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a copy of %s", tensor->name);
     free(values);
     tensor->data = *owned;
-    m->changed[change.layer - m->lora->layers] = true;
     return status;
 }
 
@@ -53,7 +128,7 @@ static DsvStatus merge_tensors(LoraMerge *m, const DsviSafetensors *file, const 
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %zu tensors", m->count);
     for (size_t i = 0; i < m->count; i++) {
         m->tensors[i] = *dsvi_safetensors_at(file, i);
-        DSVI_TRY(merge_tensor(m, &m->tensors[i], &m->owned[i]));
+        DSVI_TRY(merge_tensor(m->set, &m->tensors[i], &m->owned[i]));
     }
     return dsvi_safetensors_replace(to, m->tensors, m->count, NULL, 0);
 }
@@ -76,19 +151,13 @@ static DsvStatus merge_file(LoraMerge *m, const char *from, const char *folder)
     return status;
 }
 
-DsvStatus dsvi_lora_merge(const DsviLora *lora, double scale, const char *from, const char *to)
+DsvStatus dsvi_lora_set_merge(const DsviLoraSet *set, const char *from, const char *to)
 {
-    DsvStatus status;
     DsviWeightFiles files = {0};
-    LoraMerge merge = {.lora = lora, .scale = scale, .changed = calloc(lora->count + 1, sizeof(bool))};
-    if (!merge.changed)
-        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %zu layers", lora->count);
-    DSVI_TRY_GOTO(status, dsvi_weight_files_find(from, &files), done);
-    for (size_t i = 0; i < files.count; i++)
-        DSVI_TRY_GOTO(status, merge_file(&merge, files.paths[i], to), done);
-    status = dsvi_lora_expect_all(lora, merge.changed, from);
-done:
-    free(merge.changed);
+    LoraMerge merge = {.set = set};
+    DsvStatus status = dsvi_weight_files_find(from, &files);
+    for (size_t i = 0; i < files.count && status == DSV_OK; i++)
+        status = merge_file(&merge, files.paths[i], to);
     dsvi_weight_files_free(&files);
     return status;
 }

@@ -242,8 +242,9 @@ static DsvStatus fill_matrix(const DsviLoraParams *params, int64_t index, const 
 }
 
 DsvStatus dsvi_lora_params_write(const DsviLoraParams *params, const float *flat, DsviDtype dtype,
-                                 const char *path)
+                                 const char *expert, const char *path)
 {
+    const char *const metadata[1][2] = {{DSVI_LORA_EXPERT_KEY, expert}};
     DsvStatus status;
     int64_t count = params->table.count;
     DsviStoredTensor *tensors = calloc((size_t)count, sizeof *tensors);
@@ -256,7 +257,7 @@ DsvStatus dsvi_lora_params_write(const DsviLoraParams *params, const float *flat
         tensors[i].dtype = dtype;
         DSVI_TRY_GOTO(status, fill_matrix(params, i, flat, &tensors[i], names[i]), done);
     }
-    status = dsvi_safetensors_replace(path, tensors, (size_t)count, NULL, 0);
+    status = dsvi_safetensors_replace(path, tensors, (size_t)count, metadata, expert ? 1 : 0);
 done:
     for (int64_t i = 0; tensors && i < count; i++)
         free((void *)tensors[i].data);

@@ -48,9 +48,10 @@ DsvStatus dsvi_lora_params_of_file(const DsviParamTable *model, const DsviLora *
 /* Reads the matrices of the file to the host array `flat` (params->table.elements). */
 void dsvi_lora_params_read(const DsviLoraParams *params, const DsviLora *lora, float *flat);
 /* Writes the matrices of `flat` to a LoRA file in the form comfy, in `dtype`. The factor of each layer is
- * divided evenly between A and B, as dsvi_lora_write does. */
+ * divided evenly between A and B, as dsvi_lora_write does. The metadata name `expert`, "high" or "low",
+ * unless it is NULL. */
 DsvStatus dsvi_lora_params_write(const DsviLoraParams *params, const float *flat, DsviDtype dtype,
-                                 const char *path);
+                                 const char *expert, const char *path);
 /* Returns the tensor of the file that is parameter `index` of the table. */
 const DsviStoredTensor *dsvi_lora_params_tensor(const DsviLoraParams *params, const DsviLora *lora,
                                                 int64_t index);

@@ -26,6 +26,15 @@ bool dsvi_lora_set_changes(const DsviLoraSet *set, const DsviParam *param);
 /* Adds all changes of a parameter to its values: host (param->count) F32. */
 DsvStatus dsvi_lora_set_add(const DsviLoraSet *set, const DsviParam *param, float *values);
 
+/* Fails unless every layer of each LoRA is a layer of the transformer `from`, a folder or a safetensors file,
+ * and fits it. */
+DsvStatus dsvi_lora_set_fit(const DsviLoraSet *set, const char *from);
+/* Writes a copy of the transformer `from` in which the LoRAs are added to the weights, for which
+ * dsvi_lora_set_fit must have succeeded. The folder `to` exists and receives files of the same names with the
+ * same tensors in the same dtypes; each changed number is rounded once. Needs memory for the changed tensors
+ * of the largest file. DSV_E_FORMAT if a changed number is not finite. */
+DsvStatus dsvi_lora_set_merge(const DsviLoraSet *set, const char *from, const char *to);
+
 #ifdef __cplusplus
 }
 #endif
