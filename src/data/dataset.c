@@ -19,6 +19,7 @@
 #include "data/dataset_list.h"
 #include "data/trigger_word.h"
 #include "data/latent_cache.h"
+#include "data/latent_file.h"
 
 static const char *const CLIP_ENDINGS[] = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg"};
 
@@ -240,6 +241,20 @@ static DsvStatus scan_latents(Scan *scan, const char *path)
     return status;
 }
 
+/* Fails if the states of the empty prompt are needed and cannot be used: no other sample could replace one
+ * whose caption is dropped. */
+static DsvStatus check_empty_prompt(const Scan *scan)
+{
+    const DsviTextStore *text = &scan->dataset->text;
+    if (!text->folder[0] || scan->config->caption_dropout == 0)
+        return DSV_OK;
+    DsvStatus status = dsvi_text_states_probe(text, &text->empty);
+    return status == DSV_OK
+               ? DSV_OK
+               : dsvi_fail_prefix(status, "caption_dropout=%g needs the states of the empty prompt",
+                                  scan->config->caption_dropout);
+}
+
 static DsvStatus scan_path(Scan *scan, const char *path)
 {
     if (!path[0])
@@ -247,8 +262,10 @@ static DsvStatus scan_path(Scan *scan, const char *path)
     if (!dsvi_path_exists(path))
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no such file or folder", path);
     if (dsvi_path_is_folder(path)) {
-        if (dsvi_latent_cache_is(path))
-            return scan_latents(scan, path);
+        if (dsvi_latent_cache_is(path)) {
+            DSVI_TRY(scan_latents(scan, path));
+            return check_empty_prompt(scan);
+        }
         scan->folder = path;
         DSVI_TRY(dsvi_folder_list(path, scan_entry, scan));
         return read_captions(scan);
@@ -271,6 +288,18 @@ static DsvStatus check_window_size(const DsvConfig *config, const DsviDatasetIte
                      dsvi_clip_size_text(&item->window, found_text), dsvi_clip_size_text(&expected, text));
 }
 
+/* Fails if a cached window, or the text states of one of its captions, is not whole. */
+static DsvStatus check_cached(const DsviDataset *d, const DsviDatasetItem *item)
+{
+    DsvStatus status;
+    DSVI_TRY(dsvi_latent_probe(item->path));
+    for (int64_t i = 0; d->text.folder[0] && i < item->captions.count; i++)
+        if (item->captions.at[i].states.hex[0] &&
+            (status = dsvi_text_states_probe(&d->text, &item->captions.at[i].states)) != DSV_OK)
+            return dsvi_fail_prefix(status, "%s: its caption", item->path);
+    return DSV_OK;
+}
+
 /* Probes an item and fails if it cannot be used. Sets *note to a line for the user, if there is something to
  * report. */
 static DsvStatus check_item(const Scan *scan, DsviDatasetItem *item, char **note)
@@ -278,8 +307,7 @@ static DsvStatus check_item(const Scan *scan, DsviDatasetItem *item, char **note
     char text[DSVI_PATH_MAX + 512];
     int64_t cover[2];
     if (scan->dataset->latents) {
-        uint64_t bytes;
-        DSVI_TRY(dsvi_file_size(item->path, &bytes));
+        DSVI_TRY(check_cached(scan->dataset, item));
         return scan->config->data_buckets[0] ? DSV_OK : check_window_size(scan->config, item);
     }
     DSVI_TRY(dsvi_clip_probe(item->path, &item->info));
@@ -354,6 +382,12 @@ static DsvStatus check_items(Scan *scan)
 
 static DsvStatus nothing_usable(const char *path, const DsviDataset *d)
 {
+    if (d->left_out_count == 0 && dsvi_latent_cache_lacks_index(path))
+        return DSVI_FAIL(
+            DSV_E_NOT_FOUND,
+            "%s: a latent cache without a usable index.json: remove this file if it is there, and "
+            "repeat dsv encode, which keeps the windows",
+            path);
     if (d->left_out_count == 0)
         return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no usable clip in it: %s", path,
                          dsvi_path_is_folder(path) ? "no name there ends like that of a clip"

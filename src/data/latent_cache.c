@@ -266,6 +266,13 @@ bool dsvi_latent_cache_is(const char *folder)
     return strstr(head, dsvi_latent_index_format) != NULL;
 }
 
+bool dsvi_latent_cache_lacks_index(const char *folder)
+{
+    char hashes[DSVI_PATH_MAX];
+    return dsvi_path_join(hashes, folder, "hashes") == DSV_OK && dsvi_path_exists(hashes) &&
+           !dsvi_latent_cache_is(folder);
+}
+
 static DsvStatus latent_cache_alloc(const char *folder, DsviLatentCache **out)
 {
     DsviLatentCache *cache = calloc(1, sizeof *cache);

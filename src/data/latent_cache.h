@@ -17,6 +17,9 @@ typedef struct DsviLatentCache DsviLatentCache;
 
 /* Returns whether the folder contains the index of a latent cache. */
 bool dsvi_latent_cache_is(const char *folder);
+/* Returns whether dsv encode has written to the folder, and it has no index that dsvi_latent_cache_is knows.
+ */
+bool dsvi_latent_cache_lacks_index(const char *folder);
 
 /* Opens a cache for writing: creates the folder and reads an existing index. `model` tells which models
  * encode (its text.folder is not used); NULL: none. Fails with DSV_E_USAGE if the cache was made with other

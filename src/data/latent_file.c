@@ -20,6 +20,14 @@ DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const floa
     return dsvi_checked_tensor_write(path, &tensor, NULL, checksum);
 }
 
+DsvStatus dsvi_latent_probe(const char *path)
+{
+    DsviCheckedTensor open;
+    DSVI_TRY(dsvi_checked_tensor_open(path, TENSOR, DSVI_F32, -1, &open));
+    dsvi_checked_tensor_close(&open);
+    return DSV_OK;
+}
+
 /* shape: (4), or NULL for any */
 static DsvStatus latent_file_verify(const char *path, const int64_t *shape, uint64_t *checksum)
 {

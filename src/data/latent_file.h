@@ -15,6 +15,9 @@ extern "C" {
 DsvStatus dsvi_latent_write(const char *path, const int64_t shape[4], const float *latent,
                             uint64_t *checksum);
 
+/* Fails unless the file has a latent and all of its bytes, as far as the header tells: numbers are not read.
+ */
+DsvStatus dsvi_latent_probe(const char *path);
 /* Fails with DSV_E_FORMAT unless the numbers match the checksum in the file; stores the checksum in
  * *checksum. */
 DsvStatus dsvi_latent_verify(const char *path, uint64_t *checksum);

@@ -351,7 +351,11 @@ char *dsvi_latent_index_text(const DsvConfig *config, const DsviLatentModel *mod
 
 static DsvStatus latent_index_malformed(const char *path, const char *what)
 {
-    return DSVI_FAIL(DSV_E_FORMAT, "%s: no index of a latent cache: %s", path, what);
+    return DSVI_FAIL(
+        DSV_E_FORMAT,
+        "%s: no index of a latent cache: %s; without this file dsv encode writes it again and keeps "
+        "the windows",
+        path, what);
 }
 
 /* Compares the recorded options with those that are expected; sizes are not compared with data.buckets or if

@@ -74,6 +74,7 @@ struct DsviPrefetch {
     Worker *workers;
     float *pixels; /* (worker_count, floats of the largest window) */
     size_t bytes;
+    int64_t replaced; /* samples that took the place of unreadable ones; used only by dsvi_prefetch_next */
     unsigned char *warned; /* (dataset->count): the item was reported; used only by dsvi_prefetch_next */
 };
 
@@ -186,6 +187,7 @@ DsvStatus dsvi_prefetch_next(DsviPrefetch *p, DsviSample *sample)
     pthread_mutex_unlock(&p->lock);
 
     report_broken(p, &slot->broken);
+    p->replaced += slot->status == DSV_OK && slot->passed_over > 0;
     if (slot->status != DSV_OK) /* `done` stays set, so that every later call returns this failure too */
         return dsvi_fail_adopt(slot->status, slot->message ? slot->message : "out of memory");
     memcpy(sample->latent, slot->latent, (size_t)slot->elements * sizeof *sample->latent);
@@ -202,6 +204,11 @@ DsvStatus dsvi_prefetch_next(DsviPrefetch *p, DsviSample *sample)
     pthread_cond_signal(&p->room);
     pthread_mutex_unlock(&p->lock);
     return DSV_OK;
+}
+
+int64_t dsvi_prefetch_replaced(const DsviPrefetch *p)
+{
+    return p->replaced;
 }
 
 size_t dsvi_prefetch_bytes(const DsviPrefetch *prefetch)

@@ -69,6 +69,9 @@ DsvStatus dsvi_prefetch_start(const DsviPrefetchArgs *args, DsviPrefetch **out);
  * final: all later calls fail too. */
 DsvStatus dsvi_prefetch_next(DsviPrefetch *prefetch, DsviSample *sample);
 
+/* Returns how many of the samples that dsvi_prefetch_next returned took the place of unreadable ones. */
+int64_t dsvi_prefetch_replaced(const DsviPrefetch *prefetch);
+
 /* Returns the bytes of the ring, of the frames being decoded, and of the cache of clips once it is full. */
 size_t dsvi_prefetch_bytes(const DsviPrefetch *prefetch);
 

@@ -47,6 +47,14 @@ static DsvStatus text_states_open(const DsviTextStore *store, const DsviHashKey 
     return status;
 }
 
+DsvStatus dsvi_text_states_probe(const DsviTextStore *store, const DsviHashKey *key)
+{
+    DsviCheckedTensor open;
+    DSVI_TRY(text_states_open(store, key, &open));
+    dsvi_checked_tensor_close(&open);
+    return DSV_OK;
+}
+
 bool dsvi_text_states_has(const DsviTextStore *store, const DsviHashKey *key)
 {
     DsviCheckedTensor open;

@@ -27,6 +27,9 @@ DsviHashKey dsvi_text_states_key(const DsviTextStore *store, const int32_t *ids,
 /* Returns whether the file with this key is there and whole. Verifies its checksum. */
 bool dsvi_text_states_has(const DsviTextStore *store, const DsviHashKey *key);
 
+/* Fails unless the file with this key is there and has all of its bytes, as far as the header tells. */
+DsvStatus dsvi_text_states_probe(const DsviTextStore *store, const DsviHashKey *key);
+
 /* Writes rows (count, store->dim) F32 in the store's dtype. The folder must exist. */
 DsvStatus dsvi_text_states_write(const DsviTextStore *store, const DsviHashKey *key, int64_t count,
                                  const float *rows);

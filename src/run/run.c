@@ -344,6 +344,7 @@ static DsvStatus run_train(DsviRun *run)
     DSVI_TRY(dsvi_run_save(run));
     if (settings->validation_at_end)
         DSVI_TRY(validate(run));
+    DSVI_TRY(dsvi_run_report_replaced(run));
     return dsvi_comm_barrier(run->comm); /* no rank ends before all ranks are done */
 }
 

@@ -1,6 +1,7 @@
 /* The data of a training run: clips, sizes, text states, held-out windows, and the threads that read
  * samples. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,8 +60,11 @@ static DsvStatus open_data(const DsviRun *run, const char *path, const DsvConfig
         dsvi_run_log(run, DSV_LOG_WARNING, "left out: %s", (*dataset)->left_out[i].reason);
     for (int64_t i = 0; i < (*dataset)->remark_count && dsvi_run_is_first(run); i++)
         dsvi_run_log(run, DSV_LOG_WARNING, "%s", (*dataset)->remarks[i]);
-    dsvi_run_log(run, DSV_LOG_INFO, "%s: %" PRId64 " %s%s", path, (*dataset)->count,
-                 (*dataset)->latents ? "cached window" : "clip", (*dataset)->count == 1 ? "" : "s");
+    char left_out[64] = "";
+    if ((*dataset)->left_out_count > 0)
+        snprintf(left_out, sizeof left_out, ", %" PRId64 " left out", (*dataset)->left_out_count);
+    dsvi_run_log(run, DSV_LOG_INFO, "%s: %" PRId64 " %s%s%s", path, (*dataset)->count,
+                 (*dataset)->latents ? "cached window" : "clip", (*dataset)->count == 1 ? "" : "s", left_out);
     return DSV_OK;
 }
 
@@ -168,6 +172,18 @@ DsvStatus dsvi_run_start_prefetch(DsviRun *run)
         .warn_context = run,
     };
     return dsvi_prefetch_start(&args, &run->prefetch);
+}
+
+DsvStatus dsvi_run_report_replaced(const DsviRun *run)
+{
+    /* the ranks of a cp group read the same samples */
+    double replaced = run->trainer->mesh.cp_rank == 0 ? (double)dsvi_prefetch_replaced(run->prefetch) : 0;
+    DSVI_TRY(dsvi_comm_all_reduce(run->comm, DSVI_F64, &replaced, 1));
+    if (replaced > 0 && dsvi_run_is_first(run))
+        dsvi_run_log(run, DSV_LOG_WARNING,
+                     "%.0f samples of this start took the place of others, whose files could not be read",
+                     replaced);
+    return DSV_OK;
 }
 
 DsvStatus dsvi_run_open_codec(DsviRun *run)

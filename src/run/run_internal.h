@@ -89,6 +89,8 @@ DsvStatus dsvi_run_open_held_out(const DsviRun *run);
 DsvStatus dsvi_run_open_sampled_texts(DsviRun *run);
 /* Starts the threads that read the samples of this rank. */
 DsvStatus dsvi_run_start_prefetch(DsviRun *run);
+/* Logs how many samples of all ranks took the place of unreadable ones, if any. Called by all ranks. */
+DsvStatus dsvi_run_report_replaced(const DsviRun *run);
 /* Returns the source of samples for training steps; the prefetch must be started. */
 DsviSampleSource dsvi_run_source(const DsviRun *run);
 

@@ -271,6 +271,7 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
         DsvConfig s = settings;
         DsviPrefetch *prefetch;
         Warnings warnings = {0};
+        int64_t replaced = 0;
         assert_ok(dsvi_prefetch_start(&(DsviPrefetchArgs){.dataset = dataset,
                                                           .config = &s,
                                                           .series = all_from(0),
@@ -294,7 +295,10 @@ static void a_broken_item_is_replaced_and_told_once(void **state)
             assert_ok(take_next(prefetch, latent, &text, &passed_over));
             assert_memory_equal(latent, wanted, ELEMENTS * sizeof *latent);
             assert_int_equal(passed_over, broken);
+            replaced += broken;
         }
+        assert_true(replaced > 0);
+        assert_int_equal(dsvi_prefetch_replaced(prefetch), replaced);
         assert_int_equal(warnings.count, 1);
         assert_non_null(strstr(warnings.last, "2.avi: No such file"));
         dsvi_prefetch_stop(&prefetch);

@@ -1,6 +1,8 @@
 /* Text states: what is written is read, one file for each key, damage, and their use by a data set. */
 #include "data/text_states.h"
 
+#include <unistd.h>
+
 #include "base/scratch.h"
 #include "data/dataset.h"
 #include "data/latent_cache.h"
@@ -135,6 +137,53 @@ static void a_data_set_reads_the_states_of_its_captions(void **state)
     dsvi_dataset_close(&d);
 }
 
+/* Cuts the second half off a file of the data set that the last test has made, and opens the data set. */
+static DsvStatus open_without_half(const DsvConfig *settings, const char *path, DsviDataset **d)
+{
+    char *data;
+    size_t bytes;
+    assert_ok(dsvi_file_read(path, 1 << 16, &data, &bytes));
+    assert_int_equal(truncate(path, (off_t)bytes / 2), 0);
+    DsvStatus status = dsvi_dataset_open(scratch_path("cache"), settings, d);
+    assert_ok(dsvi_file_write(path, data, bytes));
+    free(data);
+    return status;
+}
+
+/* Truncated entries are named and left out before anything is trained; without the empty prompt, which stands
+ * in for dropped captions, the data set cannot be used. */
+static void truncated_entries_are_left_out(void **state)
+{
+    (void)state;
+    DsvConfig settings;
+    DsviDataset *d, *part;
+    char states[DSVI_PATH_MAX + 64];
+    dsv_config_defaults(&settings);
+    settings.caption_dropout = 0.25;
+    assert_ok(dsvi_dataset_open(scratch_path("cache"), &settings, &d));
+    assert_int_equal(d->count, 2);
+    assert_ok(open_without_half(&settings, d->items[1].path, &part));
+    assert_int_equal(part->count, 1);
+    assert_int_equal(part->left_out_count, 1);
+    assert_non_null(strstr(part->left_out[0].reason, d->items[1].path));
+    dsvi_dataset_close(&part);
+    snprintf(states, sizeof states, "%s/%s.safetensors", d->text.folder,
+             d->items[0].captions.at[1].states.hex);
+    assert_ok(open_without_half(&settings, states, &part));
+    assert_int_equal(part->left_out_count, 1);
+    assert_non_null(strstr(part->left_out[0].reason, d->items[0].path));
+    assert_non_null(strstr(part->left_out[0].reason, states));
+    dsvi_dataset_close(&part);
+    snprintf(states, sizeof states, "%s/%s.safetensors", d->text.folder, d->text.empty.hex);
+    assert_fails(DSV_E_FORMAT, "caption_dropout=0.25 needs the states of the empty prompt",
+                 open_without_half(&settings, states, &part));
+    dsvi_dataset_close(&d);
+    assert_ok(dsvi_file_write(scratch_path("cache/hashes"), "", 0));
+    assert_int_equal(unlink(scratch_path("cache/index.json")), 0);
+    assert_fails(DSV_E_NOT_FOUND, "a latent cache without a usable index.json",
+                 dsvi_dataset_open(scratch_path("cache"), &settings, &d));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -142,6 +191,7 @@ int main(void)
         cmocka_unit_test(keys_tell_texts_encoders_and_types_apart),
         cmocka_unit_test(damaged_and_exchanged_files_are_refused),
         cmocka_unit_test(a_data_set_reads_the_states_of_its_captions),
+        cmocka_unit_test(truncated_entries_are_left_out),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }
