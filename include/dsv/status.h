@@ -40,7 +40,7 @@ extern "C" {
  * | 5     | `DSV_E_IO`          | reading or writing failed |
  * | 6     | `DSV_E_NO_MEMORY`   | not enough memory on the host or the device |
  * | 7     | `DSV_E_UNSUPPORTED` | not available in this build, on this machine or for these shapes |
- * | 8     | `DSV_E_DIVERGED`    | the loss or the gradients are not finite |
+ * | 8     | `DSV_E_DIVERGED`    | the loss, gradients or results are not finite |
  * | 9     | `DSV_E_INTERRUPTED` | stopped because DsvEvents::stop returned true |
  * | 10    | `DSV_E_INTERNAL`    | a bug in dsv |
  * | 11    | `DSV_E_DEVICE`      | the device or its driver failed |

@@ -164,6 +164,23 @@ void dsvi_convert(DsviDtype dst_dtype, void *dst, DsviDtype src_dtype, const voi
         dsvi_store(dst_dtype, dst, i, dsvi_load(src_dtype, src, i));
 }
 
+bool dsvi_all_finite(DsviDtype dtype, const void *array, int64_t n)
+{
+    enum { PIECE = 1024 };
+    float piece[PIECE];
+    size_t size = dsvi_dtype_size(dtype);
+    for (int64_t begin = 0; begin < n; begin += PIECE) {
+        int64_t count = n - begin < PIECE ? n - begin : PIECE;
+        float sum = 0; /* 0 x a finite number is 0, and NaN otherwise */
+        dsvi_convert(DSVI_F32, piece, dtype, (const char *)array + (size_t)begin * size, count);
+        for (int64_t i = 0; i < count; i++)
+            sum += 0 * piece[i];
+        if (isnan(sum))
+            return false;
+    }
+    return true;
+}
+
 void dsvi_convert_f8(DsviDtype dst_dtype, void *dst, const void *src, double scale, int64_t n)
 {
     enum { VALUES = 256, BYTES_MAX = 8 }; /* each value is converted once, into a table */

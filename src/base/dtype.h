@@ -38,6 +38,9 @@ double dsvi_load(DsviDtype dtype, const void *array, int64_t i);
 /* Stores `value` as element `i` of an array of F32, BF16, F16 or F64, rounded to nearest even. */
 void dsvi_store(DsviDtype dtype, void *array, int64_t i, double value);
 
+/* Returns whether all elements of an array of a floating dtype are finite. */
+bool dsvi_all_finite(DsviDtype dtype, const void *array, int64_t n);
+
 /* dst[i] = src[i] for 0 <= i < n. The dtypes are equal, or both are floating and dst_dtype is not F8_E4M3.
  * The arrays may overlap only if the dtypes are equal. */
 void dsvi_convert(DsviDtype dst_dtype, void *dst, DsviDtype src_dtype, const void *src, int64_t n);

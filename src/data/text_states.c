@@ -77,6 +77,11 @@ DsvStatus dsvi_text_states_write(const DsviTextStore *store, const DsviHashKey *
                                .shape = {count, store->dim},
                                .count = count * store->dim};
     tensor.bytes = (size_t)tensor.count * dsvi_dtype_size(store->dtype);
+    if (!dsvi_all_finite(DSVI_F32, rows, tensor.count))
+        return DSVI_FAIL(DSV_E_DIVERGED,
+                         "the %" PRId64 " states of a caption are not finite, expected a text encoder whose "
+                         "weights are whole and do not overflow in the type of mixed_precision",
+                         count);
     DSVI_TRY(text_states_path(store, key, path));
     void *data = malloc(tensor.bytes);
     if (!data)

@@ -30,7 +30,8 @@ bool dsvi_text_states_has(const DsviTextStore *store, const DsviHashKey *key);
 /* Fails unless the file with this key is there and has all of its bytes, as far as the header tells. */
 DsvStatus dsvi_text_states_probe(const DsviTextStore *store, const DsviHashKey *key);
 
-/* Writes rows (count, store->dim) F32 in the store's dtype. The folder must exist. */
+/* Writes rows (count, store->dim) F32 in the store's dtype. The folder must exist. DSV_E_DIVERGED if a number
+ * is not finite. */
 DsvStatus dsvi_text_states_write(const DsviTextStore *store, const DsviHashKey *key, int64_t count,
                                  const float *rows);
 

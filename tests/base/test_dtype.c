@@ -184,6 +184,25 @@ static void convert_copies_any_dtype(void **state)
     assert_memory_equal(dst, src, sizeof src);
 }
 
+/* One element in any place, of any floating dtype, is found. */
+static void elements_that_are_not_finite_are_found(void **state)
+{
+    static const DsviDtype DTYPES[] = {DSVI_F32, DSVI_BF16, DSVI_F16, DSVI_F64};
+    enum { COUNT = 1500 };
+    double room[COUNT];
+    (void)state;
+    for (size_t d = 0; d < sizeof DTYPES / sizeof *DTYPES; d++) {
+        for (int i = 0; i < COUNT; i++)
+            dsvi_store(DTYPES[d], room, i, i % 2 ? -65504.0 : 0);
+        assert_true(dsvi_all_finite(DTYPES[d], room, COUNT));
+        for (int at = 0; at < COUNT; at += COUNT - 1) {
+            dsvi_store(DTYPES[d], room, at, at ? NAN : -INFINITY);
+            assert_false(dsvi_all_finite(DTYPES[d], room, COUNT));
+            dsvi_store(DTYPES[d], room, at, 1);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -194,6 +213,7 @@ int main(void)
         cmocka_unit_test(convert_is_store_of_load),
         cmocka_unit_test(f8_is_loaded_and_scaled),
         cmocka_unit_test(convert_copies_any_dtype),
+        cmocka_unit_test(elements_that_are_not_finite_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

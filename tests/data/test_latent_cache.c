@@ -268,6 +268,8 @@ static void damage_is_noticed(void **state)
     assert_fails(DSV_E_FORMAT, "as in the index", dsvi_latent_cache_check(cache, 1));
     assert_ok(put(cache, "c.mp4", NULL, 0));
     assert_true(has(cache, "c.mp4", 0));
+    assert_fails(DSV_E_DIVERGED, "c.mp4: the latent of its window at inf s is not finite",
+                 put(cache, "c.mp4", NULL, INFINITY));
     dsvi_latent_cache_close(&cache);
 }
 

@@ -76,6 +76,11 @@ static void damaged_and_exchanged_files_are_refused(void **state)
     DsviHashKey a = dsvi_text_states_key(&store, (const int32_t[]){5}, 1);
     DsviHashKey b = dsvi_text_states_key(&store, (const int32_t[]){6}, 1);
     fill_rows(rows, ROWS, 1);
+    rows[ROWS * DIM - 1] = NAN;
+    assert_fails(DSV_E_DIVERGED, "states of a caption are not finite",
+                 dsvi_text_states_write(&store, &a, ROWS, rows));
+    assert_false(dsvi_text_states_has(&store, &a));
+    fill_rows(rows, ROWS, 1);
     assert_ok(dsvi_text_states_write(&store, &a, ROWS, rows));
     snprintf(from, sizeof from, "%s/%s.safetensors", store.folder, a.hex);
     snprintf(to, sizeof to, "%s/%s.safetensors", store.folder, b.hex);

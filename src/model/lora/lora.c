@@ -39,24 +39,6 @@ static int compare_parts(const void *a, const void *b)
     return strcmp(((const NamedPart *)a)->layer, ((const NamedPart *)b)->layer);
 }
 
-/* Fails if a value is not finite, because the sum with a weight would not be either. */
-static DsvStatus check_values(const DsviLora *lora, const DsviStoredTensor *tensor)
-{
-    enum { PIECE = 1024 };
-    float values[PIECE];
-    size_t size = dsvi_dtype_size(tensor->dtype);
-    for (int64_t begin = 0; begin < tensor->count; begin += PIECE) {
-        int64_t count = tensor->count - begin < PIECE ? tensor->count - begin : PIECE;
-        dsvi_convert(DSVI_F32, values, tensor->dtype, (const char *)tensor->data + (size_t)begin * size,
-                     count);
-        for (int64_t i = 0; i < count; i++)
-            if (!isfinite(values[i]))
-                return DSVI_FAIL(DSV_E_FORMAT, "%s: %s has a value that is not finite", lora_path(lora),
-                                 tensor->name);
-    }
-    return DSV_OK;
-}
-
 static DsvStatus parse_tensor(const DsviLora *lora, const DsviStoredTensor *tensor, NamedPart *out)
 {
     out->tensor = tensor;
@@ -68,7 +50,9 @@ static DsvStatus parse_tensor(const DsviLora *lora, const DsviStoredTensor *tens
     if (!dsvi_dtype_is_floating(tensor->dtype))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: %s is %s, expected a floating dtype", lora_path(lora),
                          tensor->name, dsvi_dtype_name(tensor->dtype));
-    return check_values(lora, tensor);
+    if (!dsvi_all_finite(tensor->dtype, tensor->data, tensor->count)) /* no sum with a weight would be either */
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %s has a value that is not finite", lora_path(lora), tensor->name);
+    return DSV_OK;
 }
 
 /* Gathers sorted parts into layers. */

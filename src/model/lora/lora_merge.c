@@ -1,7 +1,6 @@
 /* Adds LoRAs to the weights of a transformer's files. See lora_set.h. */
 #include "model/lora/lora_set.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +20,7 @@ static DsvStatus find_change(const DsviLora *lora, const DsviStoredTensor *tenso
 {
     int64_t rows = tensor->ndim > 0 ? tensor->shape[0] : 1;
     DSVI_TRY(dsvi_lora_change(lora, tensor->name, rows > 0 ? rows : 1, tensor->count, change));
-    if (change->layer && !dsvi_dtype_is_floating(tensor->dtype))
+    if (change->layer && (!dsvi_dtype_is_floating(tensor->dtype) || tensor->dtype == DSVI_F8_E4M3))
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s is %s: a LoRA can be added to F32, BF16, F16 and F64 weights",
                          tensor->name, dsvi_dtype_name(tensor->dtype));
     return DSV_OK;
@@ -94,11 +93,9 @@ static DsvStatus add_changes(const DsviLoraSet *set, const DsviStoredTensor *ten
             DSVI_TRY(dsvi_lora_add(&set->lora[i], &change, set->scale[i], values));
     }
     dsvi_convert(tensor->dtype, out, DSVI_F32, values, tensor->count);
-    for (int64_t i = 0; i < tensor->count; i++)
-        if (!isfinite(dsvi_load(tensor->dtype, out, i)))
-            return DSVI_FAIL(DSV_E_FORMAT,
-                             "%s is not finite in %s after the LoRA is added, expected a smaller scale",
-                             tensor->name, dsvi_dtype_name(tensor->dtype));
+    if (!dsvi_all_finite(tensor->dtype, out, tensor->count))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s is not finite in %s after the LoRA is added, expected a smaller scale",
+                         tensor->name, dsvi_dtype_name(tensor->dtype));
     return DSV_OK;
 }
 
