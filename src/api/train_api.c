@@ -39,6 +39,8 @@ static DsvStatus prepare_data(DsvConfig *config, DsviBackend *backend, DsviComm 
     DSVI_TRY(dsvi_expert_prepare(config, dsvi_comm_rank(comm) == 0 ? log_expert : NULL, (void *)events));
     if (strcmp(config->codec_name, "wan") == 0)
         DSVI_TRY(dsvi_preview_check(config, backend));
+    if (strcmp(config->codec_name, "wan") == 0 && dsvi_comm_size(comm) == 1)
+        DSVI_TRY(dsvi_preview_check_alone(config, backend));
     return dsvi_train_data_prepare(config, backend, comm, events, prompts);
 }
 

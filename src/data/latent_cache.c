@@ -526,10 +526,11 @@ DsvStatus dsvi_latent_cache_put(DsviLatentCache *cache, const DsviLatentSource *
     char path[DSVI_PATH_MAX];
     uint64_t checksum;
     if (!dsvi_all_finite(DSVI_F32, latent, shape[0] * shape[1] * shape[2] * shape[3]))
-        return DSVI_FAIL(DSV_E_DIVERGED,
-                         "%s: the latent of its window at %g s is not finite, expected a VAE whose weights are "
-                         "whole and do not overflow in the type of mixed_precision",
-                         source->path, window->start);
+        return DSVI_FAIL(
+            DSV_E_DIVERGED,
+            "%s: the latent of its window at %g s is not finite, expected a VAE whose weights are "
+            "whole and do not overflow in the type of mixed_precision",
+            source->path, window->start);
     DSVI_TRY(window_path(cache, source, window, path));
     DSVI_TRY(dsvi_latent_write(path, shape, latent, &checksum));
     return enter_window(cache, source, window, shape, path, checksum);

@@ -246,16 +246,29 @@ static DsvStatus check_model(const DsviTrainer *t, const char *folder)
     return dsvi_dit_config_compare(&found, &t->config, path);
 }
 
-/* Checks that the checkpoint was made with the same codec and optimizer. The number of latent channels alone
- * does not identify the codec. */
-static DsvStatus check_settings(const DsviTrainer *t, const char *folder)
+/* Checks that a LoRA goes on as the LoRA of the same rank and expert, and all weights as all weights. */
+static DsvStatus check_trained(const DsvConfig *found, const DsvConfig *ours, const char *folder)
+{
+    if (found->lora_rank != ours->lora_rank)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s was trained with lora_rank=%" PRId64 "%s, this run has lora_rank=%" PRId64,
+                         folder, found->lora_rank, found->lora_rank == 0 ? " (all weights)" : "",
+                         ours->lora_rank);
+    if (strcmp(found->model_expert, ours->model_expert) != 0)
+        return DSVI_FAIL(DSV_E_USAGE, "%s was trained with model.expert=%s, this run has model.expert=%s",
+                         folder, found->model_expert, ours->model_expert);
+    return DSV_OK;
+}
+
+/* The number of latent channels alone does not identify the codec. */
+DsvStatus dsvi_checkpoint_check_options(const DsvConfig *ours, const char *folder)
 {
     char path[DSVI_PATH_MAX];
     DsvConfig found;
-    const DsvConfig *ours = t->settings;
     dsv_config_defaults(&found);
     DSVI_TRY(dsvi_path_join(path, folder, "config.yaml"));
     DSVI_TRY(dsv_config_load(&found, path));
+    DSVI_TRY(check_trained(&found, ours, folder));
     if (strcmp(found.optimizer, ours->optimizer) != 0)
         return DSVI_FAIL(DSV_E_USAGE,
                          "%s was trained with optimizer=%s, whose state optimizer=%s of this run cannot "
@@ -280,8 +293,8 @@ static DsvStatus read_position(DsviTrainer *t, const char *folder)
         DSVI_TRY(dsvi_manifest_verify(folder));
         DSVI_TRY(dsvi_checkpoint_state(folder, &state));
         DSVI_TRY(check_seed(t, folder, state.seed));
+        DSVI_TRY(dsvi_checkpoint_check_options(t->settings, folder));
         DSVI_TRY(check_model(t, folder));
-        DSVI_TRY(check_settings(t, folder));
         t->step = state.step;
         t->sample = state.sample;
     }

@@ -71,6 +71,10 @@ DsvStatus dsvi_checkpoint_set_aside(const char *output_dir, int64_t after, DsviS
  * differs. */
 DsvStatus dsvi_checkpoint_verify(const char *path);
 
+/* Checks that what the checkpoint was trained with lets the run `ours` continue: LoRA or all weights, expert,
+ * optimizer and codec. DSV_E_USAGE names the option with both values. */
+DsvStatus dsvi_checkpoint_check_options(const DsvConfig *ours, const char *path);
+
 /* Verifies the checkpoint and restores weights, Adam moments, moving average, sparse state, step and position
  * in the data. A checkpoint with another model shape, codec or seed is an error whose message gives both
  * values. */

@@ -243,9 +243,11 @@ DsvStatus dsvi_checkpoint_set_aside(const char *output_dir, int64_t after, DsviS
     return status;
 }
 
-/* Fails because no undamaged checkpoint was found. `damaged` is the number of checkpoints tried, `beyond` the
- * number of checkpoints of steps later than `pointed`, the step that `latest` names. */
-static DsvStatus none_whole(const char *output_dir, size_t damaged, size_t beyond, int64_t pointed)
+/* Fails because no undamaged checkpoint was found. `damaged` is the number of checkpoints tried, `fault` what
+ * is wrong with the newest of these, `beyond` the number of checkpoints of steps later than `pointed`, the
+ * step that `latest` names. */
+static DsvStatus none_whole(const char *output_dir, size_t damaged, const char *fault, size_t beyond,
+                            int64_t pointed)
 {
     char more[128] = "";
     if (damaged == 0)
@@ -257,7 +259,8 @@ static DsvStatus none_whole(const char *output_dir, size_t damaged, size_t beyon
     if (beyond > 0)
         snprintf(more, sizeof more, "; %zu more are of steps after %" PRId64 ", to which the run went back",
                  beyond, pointed);
-    return DSVI_FAIL(DSV_E_FORMAT, "%s: none of its %zu checkpoints is whole%s", output_dir, damaged, more);
+    return DSVI_FAIL(DSV_E_FORMAT, "%s: none of its %zu checkpoints is whole%s; the newest of them: %s",
+                     output_dir, damaged, more, fault);
 }
 
 DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsviSparseLog *log, void *log_context,
@@ -265,7 +268,7 @@ DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsviSparseLog *log, voi
 {
     DsvStatus status = DSV_OK;
     Steps steps = {0};
-    char line[DSVI_PATH_MAX + 512];
+    char line[DSVI_PATH_MAX + 512], fault[DSVI_PATH_MAX + 256] = "";
     *found = false;
     if (!dsvi_path_is_folder(output_dir))
         return DSV_OK;
@@ -278,11 +281,13 @@ DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsviSparseLog *log, voi
         DSVI_TRY_GOTO(status, step_path(path, output_dir, steps.step[i]), done);
         *found = dsvi_manifest_verify(path) == DSV_OK;
         snprintf(line, sizeof line, "passing over a damaged checkpoint: %s", dsv_error_message());
+        if (!*found && i == beyond)
+            snprintf(fault, sizeof fault, "%s", dsv_error_message());
         if (!*found && log)
             log(log_context, line);
     }
     if (!*found && steps.count > 0)
-        status = none_whole(output_dir, steps.count - beyond, beyond, pointed);
+        status = none_whole(output_dir, steps.count - beyond, fault, beyond, pointed);
 done:
     free(steps.step);
     return status;

@@ -76,6 +76,7 @@ static void choose_first_frame(DsvConfig *settings, const DsviWanFolder *folder,
 
 DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *context)
 {
+    const DsvConfig asked = *settings;
     DsviWanFolder folder = {0};
     bool found = false;
     if (settings->model_path[0] && dsvi_path_exists(settings->model_path))
@@ -93,6 +94,13 @@ DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *con
         settings->sigma_max = folder.boundary_ratio;
     if (!is_low(settings) && settings->sigma_min < folder.boundary_ratio)
         settings->sigma_min = folder.boundary_ratio;
+    if (settings->sigma_min >= settings->sigma_max)
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "sigma_min=%g and sigma_max=%g leave no noise level to model.expert=%s, which has %g to "
+            "%g (boundary_ratio)",
+            asked.sigma_min, asked.sigma_max, settings->model_expert,
+            is_low(settings) ? 0 : folder.boundary_ratio, is_low(settings) ? folder.boundary_ratio : 1);
     return report_range(settings, &folder, log, context);
 }
 

@@ -120,7 +120,12 @@ DsvStatus dsvi_model_find(const char *path, DsviModelPath *out)
         snprintf(out->weights, sizeof out->weights, "%s", path);
     }
     DSVI_TRY(dsvi_path_join(out->config, out->weights, "config.json"));
-    if (!dsvi_path_exists(out->config))
+    if (found && !dsvi_path_exists(out->config))
+        return DSVI_FAIL(DSV_E_NOT_FOUND,
+                         "%s: no such file, expected the sizes of the transformer beside its "
+                         "weights",
+                         out->config);
+    if (!found && !dsvi_path_exists(out->config))
         return DSVI_FAIL(DSV_E_NOT_FOUND,
                          "%s: not a model: it has neither config.json, transformer/ nor a checkpoint", path);
     const char *part = dsvi_pipeline_part(out->weights);

@@ -65,8 +65,9 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
 }
 
 /* Makes the memory plan. `planned` becomes a trainer that has only the fields that dsvi_trainer_plan,
- * dsvi_run_facts and dsvi_memory_explain read. `settings` are of one rank. sizes NULL: the one of the
- * settings. speeds NULL: nominal ones. `log` (may be NULL) receives the table of offload=auto. */
+ * dsvi_run_facts and dsvi_memory_explain read; also after a failure, the caller frees its mesh. `settings`
+ * are of one rank. sizes NULL: the one of the settings. speeds NULL: nominal ones. `log` (may be NULL)
+ * receives the table of offload=auto. */
 static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, const DsviCodec *codec,
                               const DsviClipSizes *sizes, const DsviDeviceSpeeds *speeds, DsviSparseLog *log,
                               void *log_context, DsviTrainer *planned, DsviPreview *out)
@@ -81,7 +82,6 @@ static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, c
     DSVI_TRY(dsvi_mesh_make(settings, NULL, &planned->mesh));
     DsvStatus status = dsvi_trainer_plan_report(planned, settings, log, log_context, &out->device,
                                                 &out->host);
-    dsvi_mesh_free(&planned->mesh);
     planned->arena = out->device;
     planned->host_arena = out->host;
     planned->here = (DsviPeersOnMachine){.ranks = 1, .sum = out->host.used};
@@ -95,18 +95,36 @@ static bool lists_sizes(const DsvConfig *settings)
     return settings->data_buckets[0] && strcmp(settings->data_buckets, "auto") != 0;
 }
 
-DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, DsviPreview *out)
+/* As dsvi_preview_make. memory: also checks that the run has enough memory. */
+static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bool memory, DsviPreview *out)
 {
     DsviCodec *codec;
-    DsviTrainer planned;
+    DsviTrainer planned = {.settings = NULL};
     DsvConfig alone = config_of_one_rank(settings);
     DsviClipSizes sizes = {.count = 0};
     if (lists_sizes(settings))
         DSVI_TRY(dsvi_clip_sizes_parse(settings->data_buckets, &sizes));
     DSVI_TRY(dsvi_codec_open(&alone, &codec));
     DsvStatus status = preview_plan(&alone, backend, codec, &sizes, NULL, NULL, NULL, &planned, out);
+    if (status == DSV_OK && memory)
+        status = dsvi_memory_check(&planned, &out->device);
+    dsvi_mesh_free(&planned.mesh);
     codec->close(codec);
     return status;
+}
+
+DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, DsviPreview *out)
+{
+    return preview_try(settings, backend, false, out);
+}
+
+DsvStatus dsvi_preview_check_alone(const DsvConfig *settings, DsviBackend *backend)
+{
+    DsviPreview preview;
+    bool known = !settings->data_buckets[0] || lists_sizes(settings);
+    if (!known || (settings->resume_from_checkpoint[0] && settings->model_path[0]))
+        return DSV_OK;
+    return preview_try(settings, backend, true, &preview);
 }
 
 DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend)
@@ -263,7 +281,7 @@ DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend, c
     DsvStatus status;
     DsviCodec *codec;
     DsviPreview preview;
-    DsviTrainer planned;
+    DsviTrainer planned = {.settings = NULL};
     DsviDeviceSpeeds measured;
     DsvConfig alone = config_of_one_rank(settings);
     DsviDataset *dataset = NULL;
@@ -284,6 +302,7 @@ DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend, c
     DSVI_TRY_GOTO(status, preview_passes(&planned, &sizes, line, context), done);
     DSVI_TRY_GOTO(status, preview_epoch(&planned, dataset, planned.speeds.flops, line, context), done);
 done:
+    dsvi_mesh_free(&planned.mesh);
     dsvi_dataset_close(&dataset);
     codec->close(codec);
     return status;

@@ -26,6 +26,10 @@ DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, Dsv
  * checkpoint gives the model's shape, and model.path may no longer exist. */
 DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend);
 
+/* Also checks that a run of one rank has enough memory, before its clips are encoded. Does nothing, moreover,
+ * if the sizes of data.buckets depend on the clips. */
+DsvStatus dsvi_preview_check_alone(const DsvConfig *settings, DsviBackend *backend);
+
 /* Reports the model and the memory plan of a run through `line`, line by line. Returns DSV_E_NO_MEMORY if the
  * device has not enough free memory; the message names options with which the run would fit. `speeds`: from
  * which offload=auto predicts times; NULL: measured. */

@@ -35,6 +35,8 @@ static DsvStatus run_choose_config(DsviRun *run)
 {
     const DsvConfig *settings = run->settings;
     DsviVideoShape latent;
+    if (dsvi_run_is_first(run) && run->folder.start != DSVI_START_FRESH)
+        DSVI_TRY(dsvi_checkpoint_check_options(settings, run->folder.checkpoint));
     if (settings->model_path[0] && run->folder.start != DSVI_START_FRESH && settings->lora_rank == 0)
         return read_resumed_config(run);
     return dsvi_model_of_options(settings, run->codec, &run->model, &latent, &run->config);

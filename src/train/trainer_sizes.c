@@ -73,24 +73,34 @@ static void log_of_size(void *context, const char *line)
     size->log(size->log_context, named);
 }
 
+/* Makes sparse layer and transformer of a size. */
+static DsvStatus create_size(DsviTrainer *t, DsviTrainerSize *size, const DsviDitShape *like, bool named)
+{
+    DsviDitShape shape = *like;
+    shape.frames = size->latent.frames;
+    shape.height = size->latent.height;
+    shape.width = size->latent.width;
+    DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(&t->config, &shape);
+    DSVI_TRY(dsvi_sparse_create(t->backend, t->settings, &sparse_shape, named ? log_of_size : size->log,
+                                named ? size : size->log_context, &size->sparse));
+    if (size != size_from_main(t, 0))
+        DSVI_TRY(dsvi_sparse_share(size->sparse, size_from_main(t, 0)->sparse));
+    return dsvi_dit_create(t->backend, &t->config, &t->table, &shape, size->sparse, &size->dit);
+}
+
 DsvStatus dsvi_trainer_sizes_create(DsviTrainer *t, const DsviDitShape *like, DsviSparseLog *log,
                                     void *log_context)
 {
     for (int64_t i = 0; i < t->size_count; i++) {
         DsviTrainerSize *size = size_from_main(t, i);
-        DsviDitShape shape = *like;
-        shape.frames = size->latent.frames;
-        shape.height = size->latent.height;
-        shape.width = size->latent.width;
-        DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(&t->config, &shape);
-        bool named = log && t->size_count > 1;
+        char text[DSVI_CLIP_SIZE_BYTES];
         size->log = log;
         size->log_context = log_context;
-        DSVI_TRY(dsvi_sparse_create(t->backend, t->settings, &sparse_shape, named ? log_of_size : log,
-                                    named ? size : log_context, &size->sparse));
-        if (i > 0)
-            DSVI_TRY(dsvi_sparse_share(size->sparse, size_from_main(t, 0)->sparse));
-        DSVI_TRY(dsvi_dit_create(t->backend, &t->config, &t->table, &shape, size->sparse, &size->dit));
+        DsvStatus status = create_size(t, size, like, log && t->size_count > 1);
+        if (status != DSV_OK)
+            return t->settings->data_buckets[0]
+                       ? dsvi_fail_prefix(status, "data.buckets: %s", dsvi_clip_size_text(&size->clip, text))
+                       : status;
     }
     dsvi_trainer_use(t, t->main_size);
     return DSV_OK;

@@ -411,6 +411,24 @@ static void decoding_is_in_the_preview(void **state)
     assert_ok(dsv_train_preview(&settings, keep_line, &heard));
 }
 
+/* Sizes that the model or the memory cannot take are refused before a clip is encoded. */
+static void sizes_that_do_not_fit_are_refused(void **state)
+{
+    DsvConfig settings;
+    const char *folder = folder_named("refused-sizes");
+    (void)state;
+    sized_settings(&settings, folder);
+    set(&settings, "data.cache", folder_named("refused-cache"));
+    set(&settings, "data.buckets", "9x32x32,5x32x40");
+    assert_fails(DSV_E_SHAPE, "data.buckets: 5x32x40: width of the latent is 5",
+                 dsv_train(&settings, NULL, NULL));
+    set(&settings, "data.buckets", "9x32x32,17x256x256");
+    set(&settings, "memory_gib", "0.005");
+    assert_fails(DSV_E_NO_MEMORY, "too large in data.buckets: 17x256x256", dsv_train(&settings, NULL, NULL));
+    assert_false(dsvi_path_exists(folder_named("refused-cache")));
+    assert_false(dsvi_path_exists(folder));
+}
+
 static void prompts_that_cannot_be_sampled_are_refused(void **state)
 {
     DsvConfig settings;
@@ -641,6 +659,7 @@ int main(int count, char **arguments)
         cmocka_unit_test(the_moving_average_is_sampled),
         cmocka_unit_test(prompts_are_sampled_with_the_lora),
         cmocka_unit_test(decoding_is_in_the_preview),
+        cmocka_unit_test(sizes_that_do_not_fit_are_refused),
         cmocka_unit_test(prompts_that_cannot_be_sampled_are_refused),
         cmocka_unit_test(held_out_clips_have_text),
         cmocka_unit_test(a_killed_run_goes_on_to_the_bit),

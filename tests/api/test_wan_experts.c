@@ -62,7 +62,8 @@ static void faults(void **state)
     assert_fails(DSV_E_USAGE, "sampled clips need both experts", dsv_train(&settings, NULL, NULL));
     assert_ok(dsv_config_set(&settings, "validation_at_end=false"));
     assert_ok(dsv_config_set(&settings, "sigma_max=0.5"));
-    assert_fails(DSV_E_USAGE, "sigma_min is 0.875 and sigma_max is 0.5", dsv_train(&settings, NULL, NULL));
+    assert_fails(DSV_E_USAGE, "sigma_min=0 and sigma_max=0.5 leave no noise level to model.expert=high",
+                 dsv_train(&settings, NULL, NULL));
     snprintf(settings.model_path, sizeof settings.model_path, "%s", golden_path("pipe_a"));
     assert_fails(DSV_E_USAGE, "is no model of two experts", dsv_train(&settings, NULL, NULL));
     settings.model_path[0] = 0;
@@ -240,6 +241,21 @@ static void wrong_experts(const char *high, char converted[DSVI_PATH_MAX])
     assert_ok(dsv_lora_convert(high, converted, "comfy"));
 }
 
+/* The LoRA of one expert does not go on as that of the other. */
+static void continued_as_other_expert(const char *lora)
+{
+    DsvConfig settings;
+    const char *slash = strrchr(lora, '/');
+    dsv_config_defaults(&settings);
+    assert_ok(dsv_config_load(&settings, scratch_path("run-low/config.yaml")));
+    snprintf(settings.output_dir, sizeof settings.output_dir, "%s", scratch_path("continued"));
+    snprintf(settings.resume_from_checkpoint, sizeof settings.resume_from_checkpoint, "%.*s",
+             (int)(slash - lora), lora);
+    assert_fails(DSV_E_USAGE, "was trained with model.expert=high, this run has model.expert=low",
+                 dsv_train(&settings, NULL, NULL));
+    assert_false(dsvi_path_exists(scratch_path("continued/config.yaml")));
+}
+
 /* Reads the latents of the last clip. */
 static void read_latents(float latents[LATENTS])
 {
@@ -282,6 +298,7 @@ static void each_expert_has_its_lora(void **state)
     (void)state;
     train_both(high, low);
     wrong_experts(high, converted);
+    continued_as_other_expert(high);
     clip_of(NULL, NULL, 0, scratch_path("model"), &none);
     clip_of(loras, experts, 2, scratch_path("model"), &both);
     clip_of(loras, experts, 1, scratch_path("model"), &only_high);

@@ -156,6 +156,10 @@ says 'clip.gif: expected a name that ends with .mp4'
 wants 2 "$dsv" sample plain prompt.mp4 --prompt cat
 says 'plain: prompts, pictures, noise, latents and a sparse state need a published Wan model'
 
+mkdir -p bare/transformer
+wants 1 "$dsv" sample bare clip.mp4
+says 'bare/transformer/config.json: no such file'
+
 # Weights in a single file, and pickles.
 cp plain/checkpoint-3/transformer/*.safetensors single.safetensors
 wants 1 "$dsv" sample single.safetensors single.mp4

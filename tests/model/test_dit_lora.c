@@ -343,7 +343,7 @@ static void wrong_options_are_refused(void **state)
                  dsvi_lora_params_make(&table, &(DsviLoraOptions){2, 1, "q,query"}, &params));
     assert_fails(DSV_E_USAGE, "no linear layer of the blocks is called norm_q",
                  dsvi_lora_params_make(&table, &(DsviLoraOptions){2, 1, "norm_q"}, &params));
-    assert_fails(DSV_E_USAGE, "no layers are named",
+    assert_fails(DSV_E_USAGE, "lora_target_modules is empty",
                  dsvi_lora_params_make(&table, &(DsviLoraOptions){2, 1, " , "}, &params));
     dsvi_param_table_free(&table);
 }

@@ -270,8 +270,9 @@ static void damage_is_found_and_passed_over(void **state)
     assert_int_equal(newest(&b), 4);
     snprintf(path, sizeof path, "%s/checkpoint-4/manifest.json", b.folder);
     assert_int_equal(truncate(path, 10), 0);
-    assert_fails(DSV_E_FORMAT, "none of its 2 checkpoints is whole",
+    assert_fails(DSV_E_FORMAT, "none of its 2 checkpoints is whole; the newest of them: ",
                  dsvi_checkpoint_latest(b.folder, NULL, NULL, path, &found));
+    assert_non_null(strstr(dsv_error_message(), "checkpoint-8/optimizer/exp_avg.safetensors: checksum"));
     close_bench(&b);
 }
 

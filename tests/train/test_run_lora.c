@@ -198,6 +198,13 @@ static void a_resumed_run_equals_one_without_a_stop(void **state)
     assert_ok(dsv_train(&settings, NULL, &summary));
     assert_int_equal(summary.first_step, 5);
     same_lora_runs(straight, folder);
+    set(&settings, "lora_rank", "2");
+    assert_fails(DSV_E_USAGE, "was trained with lora_rank=4, this run has lora_rank=2",
+                 dsv_train(&settings, NULL, &summary));
+    set(&settings, "lora_dropout", "0");
+    set(&settings, "lora_rank", "0");
+    assert_fails(DSV_E_USAGE, "was trained with lora_rank=4, this run has lora_rank=0",
+                 dsv_train(&settings, NULL, &summary));
     assert_ok(dsvi_folder_remove(straight));
     assert_ok(dsvi_folder_remove(folder));
 }

@@ -84,7 +84,7 @@ static void a_refused_start_changes_nothing(void **state)
         {"latest", "seed", "8", DSV_E_USAGE, "was trained with seed=7"},
         {"latest", "data.path", "nowhere", DSV_E_NOT_FOUND, "nowhere"},
         {"latest", "model.ffn_dim", "64", DSV_E_USAGE, "ffn_dim is 96"},
-        {"latest", "codec.temporal_levels", "2", DSV_E_USAGE, "in_channels is 96"},
+        {"latest", "codec.temporal_levels", "2", DSV_E_USAGE, "2 spatial and 1 temporal levels"},
         {"latest", "height", "33", DSV_E_SHAPE, "33"},
         {"latest", "validation.data", "nowhere", DSV_E_NOT_FOUND, "nowhere"},
         {"nowhere", "lr", "0.1", DSV_E_NOT_FOUND, "resume_from_checkpoint=nowhere: no such folder"},

@@ -50,8 +50,10 @@ static DsvStatus parse_tensor(const DsviLora *lora, const DsviStoredTensor *tens
     if (!dsvi_dtype_is_floating(tensor->dtype))
         return DSVI_FAIL(DSV_E_FORMAT, "%s: %s is %s, expected a floating dtype", lora_path(lora),
                          tensor->name, dsvi_dtype_name(tensor->dtype));
-    if (!dsvi_all_finite(tensor->dtype, tensor->data, tensor->count)) /* no sum with a weight would be either */
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: %s has a value that is not finite", lora_path(lora), tensor->name);
+    if (!dsvi_all_finite(tensor->dtype, tensor->data,
+                         tensor->count)) /* no sum with a weight would be either */
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: %s has a value that is not finite", lora_path(lora),
+                         tensor->name);
     return DSV_OK;
 }
 

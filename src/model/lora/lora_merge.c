@@ -94,7 +94,8 @@ static DsvStatus add_changes(const DsviLoraSet *set, const DsviStoredTensor *ten
     }
     dsvi_convert(tensor->dtype, out, DSVI_F32, values, tensor->count);
     if (!dsvi_all_finite(tensor->dtype, out, tensor->count))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s is not finite in %s after the LoRA is added, expected a smaller scale",
+        return DSVI_FAIL(DSV_E_FORMAT,
+                         "%s is not finite in %s after the LoRA is added, expected a smaller scale",
                          tensor->name, dsvi_dtype_name(tensor->dtype));
     return DSV_OK;
 }

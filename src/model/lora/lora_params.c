@@ -73,10 +73,11 @@ static DsvStatus refuse_unused(const LayerNames *names)
         if (!names->used[i])
             return DSVI_FAIL(
                 DSV_E_USAGE,
-                "no linear layer of the blocks is called %s, expected names such as q, cross_attn.k "
-                "or ffn.0",
+                "lora_target_modules: no linear layer of the blocks is called %s, expected names such as q, "
+                "cross_attn.k or ffn.0",
                 names->name[i]);
-    return names->count ? DSV_OK : DSVI_FAIL(DSV_E_USAGE, "no layers are named for the LoRA");
+    return names->count ? DSV_OK
+                        : DSVI_FAIL(DSV_E_USAGE, "lora_target_modules is empty, expected names of layers");
 }
 
 /* Appends A or B of a layer to the table. */
