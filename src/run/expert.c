@@ -74,6 +74,28 @@ static void choose_first_frame(DsvConfig *settings, const DsviWanFolder *folder,
             "has no noise and no loss; model.first_frame=noise trains it as a text-to-video model");
 }
 
+static bool samples_clips(const DsvConfig *settings)
+{
+    return settings->validation_at_end || settings->validation_steps > 0;
+}
+
+/* Checks that clips can be sampled while the expert trains: the other one takes the place of frozen weights,
+ * which only a LoRA has. */
+static DsvStatus check_sampling(const DsvConfig *settings, const DsviWanFolder *folder)
+{
+    if (!samples_clips(settings))
+        return DSV_OK;
+    if (settings->lora_rank == 0)
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "model.expert=%s: sampled clips need both experts, and a run that trains all weights "
+            "has no room for the other: expected validation_at_end=false and validation_steps=0, "
+            "or lora_rank above 0",
+            settings->model_expert);
+    DSVI_TRY(dsvi_wan_folder_require(folder, DSVI_WAN_TRANSFORMER));
+    return dsvi_wan_folder_require(folder, DSVI_WAN_TRANSFORMER_2);
+}
+
 DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *context)
 {
     const DsvConfig asked = *settings;
@@ -85,11 +107,7 @@ DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *con
     choose_first_frame(settings, &folder, log, context);
     if (!is_chosen(settings))
         return DSV_OK;
-    if (settings->validation_at_end || settings->validation_steps > 0)
-        return DSVI_FAIL(DSV_E_USAGE,
-                         "model.expert=%s: sampled clips need both experts, and training holds one: expected "
-                         "validation_at_end=false and validation_steps=0; dsv sample takes --lora-%s",
-                         settings->model_expert, settings->model_expert);
+    DSVI_TRY(check_sampling(settings, &folder));
     if (is_low(settings) && settings->sigma_max > folder.boundary_ratio)
         settings->sigma_max = folder.boundary_ratio;
     if (!is_low(settings) && settings->sigma_min < folder.boundary_ratio)
@@ -116,5 +134,22 @@ DsvStatus dsvi_expert_path(const DsvConfig *settings, char out[DSVI_PATH_MAX])
     DsviWanPart part = is_low(settings) ? DSVI_WAN_TRANSFORMER_2 : DSVI_WAN_TRANSFORMER;
     DSVI_TRY(dsvi_wan_folder_require(&folder, part));
     snprintf(out, DSVI_PATH_MAX, "%s", folder.part[part]);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_expert_lend(const DsvConfig *settings, DsviTrainerExperts *out, bool *lends)
+{
+    enum { TIMESTEPS = 1000 };
+    DsviWanFolder folder;
+    bool found;
+    *lends = is_chosen(settings) && samples_clips(settings);
+    if (!*lends)
+        return DSV_OK;
+    DSVI_TRY(dsvi_wan_folder_find(settings->model_path, settings, &folder, &found));
+    DSVI_TRY(check_choice(settings, &folder, found));
+    snprintf(out->path[0], DSVI_PATH_MAX, "%s", folder.part[DSVI_WAN_TRANSFORMER]);
+    snprintf(out->path[1], DSVI_PATH_MAX, "%s", folder.part[DSVI_WAN_TRANSFORMER_2]);
+    out->trained = is_low(settings);
+    out->boundary = folder.boundary_ratio * TIMESTEPS;
     return DSV_OK;
 }

@@ -11,6 +11,7 @@
 
 #include "base/host.h"
 #include "run/checkpoint.h"
+#include "run/expert.h"
 #include "run/metrics_read.h"
 #include "run/notices.h"
 #include "run/preview.h"
@@ -143,6 +144,7 @@ static DsvStatus check_decoding(const DsviRun *run)
 static DsvStatus open_run(DsviRun *run)
 {
     const DsvConfig *settings = run->settings;
+    bool lends;
     DSVI_TRY(dsvi_preview_check(settings, run->backend)); /* before a folder is created */
     DSVI_TRY(open_folder(run));
     DSVI_TRY(dsvi_run_open_codec(run));
@@ -150,6 +152,7 @@ static DsvStatus open_run(DsviRun *run)
     dsvi_notices(settings, dsvi_run_is_first(run) ? run->dataset : NULL, dsvi_run_log_line,
                  dsvi_run_warn_line, run);
     DSVI_TRY(run_choose_config(run));
+    DSVI_TRY(dsvi_expert_lend(settings, &run->experts, &lends));
     DSVI_TRY(dsvi_run_assign_sizes(run));
     DSVI_TRY(dsvi_ranks_agree(run->comm, run->settings, run->dataset, &run->config));
     run->resident_before = dsvi_resident_bytes();
@@ -158,6 +161,7 @@ static DsvStatus open_run(DsviRun *run)
                                                     .comm = run->comm,
                                                     .codec = run->codec,
                                                     .config = &run->config,
+                                                    .experts = lends ? &run->experts : NULL,
                                                     .sizes = &run->dataset->sizes,
                                                     .size_of = dsvi_run_sizes_of_batch,
                                                     .size_context = &run->sizes,

@@ -34,6 +34,7 @@ typedef struct DsviRun {
     DsviCodec *codec;
     DsviModelPath model; /* initial weights, if model.path is set and the run starts afresh */
     DsviDitConfig config;
+    DsviTrainerExperts experts; /* with model.expert, if clips are sampled */
     DsviTrainer *trainer;
     DsviRunSizes sizes;
     DsviRunNumbers numbers; /* of the samples of this rank */

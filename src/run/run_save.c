@@ -56,6 +56,8 @@ DsvStatus dsvi_run_load_state(DsviRun *run)
 {
     DsviTrainer *t = run->trainer;
     bool stored = run->settings->model_path[0] != 0, lora = t->frozen != NULL;
+    if (t->experts)
+        DSVI_TRY(dsvi_trainer_check_lent(t));
     if (lora)
         DSVI_TRY(dsvi_trainer_load_frozen(t, run->model.weights));
     if (run->folder.start != DSVI_START_FRESH)

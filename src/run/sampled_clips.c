@@ -199,6 +199,8 @@ DsvStatus dsvi_sample_clips(DsviTrainer *t, const DsviSampledTexts *texts, const
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to gather clips");
     DsvStatus status = sample_weights(&round, events, written, context);
     free(round.bound);
+    if (t->experts && (status == DSV_OK || status == DSV_E_INTERRUPTED))
+        DSVI_TRY(dsvi_trainer_use_expert(t, t->experts->trained));
     return status;
 }
 

@@ -141,14 +141,18 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
     shape.cp = t->cp;
     DSVI_TRY(dsvi_trainer_sizes_create(t, &shape, log, log_context));
     if (settings->validation_steps > 0 || settings->validation_at_end)
-        DSVI_TRY(dsvi_generator_create(&(DsviGeneratorArgs){.backend = t->backend,
-                                                            .settings = settings,
-                                                            .codec = t->codec,
-                                                            .config = config,
-                                                            .table = &t->table,
-                                                            .lora = trainer_lora(t),
-                                                            .cp = t->cp},
-                                       &t->generator));
+        DSVI_TRY(dsvi_generator_create(
+            &(DsviGeneratorArgs){.backend = t->backend,
+                                 .settings = settings,
+                                 .codec = t->codec,
+                                 .config = config,
+                                 .table = &t->table,
+                                 .lora = trainer_lora(t),
+                                 .cp = t->cp,
+                                 .use_expert = t->experts ? dsvi_trainer_use_expert : NULL,
+                                 .expert_context = t,
+                                 .boundary = t->experts ? t->experts->boundary : 0},
+            &t->generator));
     const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
     DsviVideoShape held_out_latent;
     DSVI_TRY(t->codec->latent_shape(t->codec, video, &held_out_latent));
@@ -342,6 +346,8 @@ static DsvStatus trainer_prepare(const DsviTrainerArgs *args, const DsviMesh *me
     t->group = group;
     t->codec = codec;
     t->config = *args->config;
+    t->experts = args->experts;
+    t->expert = t->experts ? t->experts->trained : 0;
     if (args->sizes)
         t->clips = *args->sizes;
     DSVI_TRY_GOTO(status, dsvi_trainer_sizes_list(t, &t->clips), fail);

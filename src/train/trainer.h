@@ -22,6 +22,7 @@
 #include "train/cp_plans.h"
 #include "train/dealer.h"
 #include "train/held_out.h"
+#include "train/trainer_experts.h"
 #include "train/zero.h"
 
 #ifdef __cplusplus
@@ -76,16 +77,18 @@ typedef struct DsviTrainer {
     DsviDitConfig config;
     DsviParamTable table;
     /* With lora_rank above 0 the run trains the matrices of a LoRA beside the model's frozen weights. */
-    DsviLoraParams lora;           /* empty otherwise */
-    DsviDitFrozen *frozen;         /* NULL otherwise */
-    DsviDitWeights lora_weights;   /* compute weights of the matrices */
-    const DsviParamTable *trained; /* what is trained: `table`, or lora.table */
-    DsviZero zero;                 /* trained weights, gradients, Adam moments, moving average */
-    DsviCp *cp;                    /* context parallelism, used by training, held-out loss and sampling;
-                                    * NULL: this rank has its own clips */
-    DsviCpPlans *plans;            /* updates the parallel plans of `cp`; NULL: plans never change */
-    DsviGenerator *generator;      /* samples validation clips with the weights in training; or NULL */
-    DsviHeldOut *held_out;         /* measures the held-out loss; NULL if validation.data is empty */
+    DsviLoraParams lora;               /* empty otherwise */
+    DsviDitFrozen *frozen;             /* NULL otherwise */
+    DsviDitWeights lora_weights;       /* compute weights of the matrices */
+    const DsviParamTable *trained;     /* what is trained: `table`, or lora.table */
+    DsviZero zero;                     /* trained weights, gradients, Adam moments, moving average */
+    DsviCp *cp;                        /* context parallelism, used by training, held-out loss and sampling;
+                                        * NULL: this rank has its own clips */
+    DsviCpPlans *plans;                /* updates the parallel plans of `cp`; NULL: plans never change */
+    DsviGenerator *generator;          /* samples validation clips with the weights in training; or NULL */
+    const DsviTrainerExperts *experts; /* lent to sampled clips; NULL: one model, or no clips are sampled */
+    int expert;                        /* the one that `frozen` holds */
+    DsviHeldOut *held_out;             /* measures the held-out loss; NULL if validation.data is empty */
 
     void *memory;            /* the one device allocation */
     DsviArena arena;         /* layout of `memory` */
@@ -139,16 +142,17 @@ typedef struct DsviTrainerArgs {
     DsviBackend *backend;
     DsviComm *comm; /* all ranks of the run, for host memory; NULL: one rank */
     const DsviCodec *codec;
-    const DsviDitConfig *config;    /* shape of the model */
-    const DsviClipSizes *sizes;     /* of clips; NULL: the one of the settings */
-    dsvi_batch_size_fn *size_of;    /* returns the size of a batch; not called if there is one size */
-    void *size_context;             /* passed to `size_of` */
-    const DsviDeviceSpeeds *speeds; /* with offload=auto; NULL: measured, if the options allow it */
-    int64_t ranks_here;             /* with offload=auto: ranks that share the host's memory; 0: counted by
-                                     * dsvi_trainer_create */
-    DsviSparseLog *log;             /* receives decisions of the sparse layer and parallel plans; or NULL */
-    DsviSparseLog *plan_log;        /* receives the table of offload=auto; or NULL */
-    void *log_context;              /* passed to both logs */
+    const DsviDitConfig *config;       /* shape of the model */
+    const DsviTrainerExperts *experts; /* of sampled clips; NULL: they need one model */
+    const DsviClipSizes *sizes;        /* of clips; NULL: the one of the settings */
+    dsvi_batch_size_fn *size_of;       /* returns the size of a batch; not called if there is one size */
+    void *size_context;                /* passed to `size_of` */
+    const DsviDeviceSpeeds *speeds;    /* with offload=auto; NULL: measured, if the options allow it */
+    int64_t ranks_here;                /* with offload=auto: ranks that share the host's memory; 0: counted by
+                                        * dsvi_trainer_create */
+    DsviSparseLog *log;                /* receives decisions of the sparse layer and parallel plans; or NULL */
+    DsviSparseLog *plan_log;           /* receives the table of offload=auto; or NULL */
+    void *log_context;                 /* passed to both logs */
 } DsviTrainerArgs;
 
 /* Plans and allocates memory and sets up all parts; the weights are not initialised. With several ranks,

@@ -118,6 +118,8 @@ DsvStatus dsvi_dit_lora_fwd(const DsviDit *dit, const DsviDitLinear *linear, int
         .ldc = linear->out,
         .accumulate = true,
     };
+    if (dit->shape.lora->off)
+        return DSV_OK;
     DSVI_TRY(lora_dropped_input(dit, linear, rows, x, &x));
     DSVI_TRY(lora_inner_rows(dit, linear, rows, x));
     return dit->backend->ops.gemm.run(dit->stream, &args);

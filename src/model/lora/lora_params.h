@@ -28,6 +28,7 @@ typedef struct DsviLoraParams {
     DsviLoraTarget *targets;
     int64_t count;
     int64_t rank_max; /* largest rank of a target */
+    bool off;         /* forward passes leave the LoRA out */
 } DsviLoraParams;
 
 typedef struct DsviLoraOptions {
