@@ -69,7 +69,7 @@ static DsvStatus add_remark_of(Scan *scan, const char *format, const char *words
 
 /* Appends an item with copies of the path and of the captions. A caption that is not valid UTF-8, which text
  * encoders require, is left out with a remark. */
-static DsvStatus add_item(Scan *scan, const char *path, const DsviCaptions *captions)
+static DsvStatus add_item(Scan *scan, const char *path, const DsviCaptions *captions, int64_t repeats)
 {
     DsviDataset *d = scan->dataset;
     if (d->count == scan->room) {
@@ -84,6 +84,7 @@ static DsvStatus add_item(Scan *scan, const char *path, const DsviCaptions *capt
     memset(item, 0, sizeof *item);
     item->path = strdup(path);
     item->start = -1;
+    item->repeats = repeats;
     d->count++;
     if (!item->path)
         return dataset_no_memory();
@@ -159,7 +160,7 @@ static DsvStatus scan_clip(Scan *scan, const char *path)
     snprintf(text_file, sizeof text_file, "%.*s.txt", (int)(clip_ending(scan->config, path) - path), path);
     if (dsvi_path_exists(text_file))
         DSVI_TRY(dsvi_caption_files_add(&scan->text_files, text_file));
-    DSVI_TRY(add_item(scan, path, NULL));
+    DSVI_TRY(add_item(scan, path, NULL, 1));
     return read_captions(scan);
 }
 
@@ -181,7 +182,7 @@ static DsvStatus scan_entry(void *context, const char *name)
     }
     if (dsvi_caption_file_is(name))
         return dsvi_caption_files_add(&scan->text_files, path);
-    return clip_ending(scan->config, name) ? add_item(scan, path, NULL) : DSV_OK;
+    return clip_ending(scan->config, name) ? add_item(scan, path, NULL, 1) : DSV_OK;
 }
 
 /* Writes the path of a file that the list names. */
@@ -190,16 +191,16 @@ static DsvStatus listed_path(const Scan *scan, const char *path, char out[DSVI_P
     return path[0] == '/' ? dsvi_path_join(out, "/", path + 1) : dsvi_path_join(out, scan->folder, path);
 }
 
-static DsvStatus add_listed(void *context, const char *path, const char *image, const DsviCaptions *captions)
+static DsvStatus add_listed(void *context, const DsviListRow *row)
 {
     Scan *scan = context;
     char joined[DSVI_PATH_MAX];
-    DSVI_TRY(listed_path(scan, path, joined));
-    DSVI_TRY(add_item(scan, joined, captions));
-    if (!image)
+    DSVI_TRY(listed_path(scan, row->path, joined));
+    DSVI_TRY(add_item(scan, joined, &row->captions, row->repeats));
+    if (!row->image)
         return DSV_OK;
     DsviDatasetItem *item = &scan->dataset->items[scan->dataset->count - 1];
-    DSVI_TRY(listed_path(scan, image, joined));
+    DSVI_TRY(listed_path(scan, row->image, joined));
     item->image = strdup(joined);
     return item->image ? DSV_OK : dataset_no_memory();
 }
@@ -233,7 +234,8 @@ static DsvStatus scan_latents(Scan *scan, const char *path)
     scan->dataset->latents = true;
     scan->dataset->text = dsvi_latent_cache_model(cache)->text;
     for (int64_t i = 0; i < dsvi_latent_cache_count(cache) && status == DSV_OK; i++) {
-        status = add_item(scan, dsvi_latent_cache_file(cache, i), dsvi_latent_cache_captions(cache, i));
+        status = add_item(scan, dsvi_latent_cache_file(cache, i), dsvi_latent_cache_captions(cache, i),
+                          dsvi_latent_cache_repeats(cache, i));
         if (status == DSV_OK)
             status = set_source(scan, cache, i);
     }
@@ -504,8 +506,10 @@ DsviDatasetFingerprint dsvi_dataset_fingerprint(const DsviDataset *d)
         const int64_t window[2] = {item->size, item->start};
         hash = XXH3_64bits_withSeed(name, strlen(name), hash);
         hash = XXH3_64bits_withSeed(size, sizeof size, hash);
-        if (d->order)
+        if (d->sized)
             hash = XXH3_64bits_withSeed(window, sizeof window, hash);
+        if (item->repeats > 1)
+            hash = XXH3_64bits_withSeed(&item->repeats, sizeof item->repeats, hash);
     }
     return (DsviDatasetFingerprint){d->count, hash};
 }

@@ -27,6 +27,7 @@ typedef struct DsviDatasetItem {
     DsviClipInfo info; /* clips only */
     DsviClipSize window; /* cached windows only */
     int64_t size;        /* index in DsviDataset.sizes */
+    int64_t repeats;     /* how often an epoch uses the item, 1 or more */
     int64_t start; /* clips only: the frame where the item's window begins, if DsviDataset.fixed; -1: each
                     * sample draws it */
 } DsviDatasetItem;
@@ -51,10 +52,14 @@ typedef struct DsviDataset {
     DsviCaptionFileCounts caption_files; /* of a folder of clips */
     bool latents;        /* the items of the data set are windows of a latent cache, not clips */
     DsviTextStore text;  /* text states of a latent cache; without a folder if there are none */
+    bool sized;          /* the sizes of the items are those of data.buckets */
     bool fixed;          /* each item is one window of a clip, which begins at its `start` */
     DsviClipSizes sizes; /* at which the items are trained */
-    int64_t *order; /* (count) items, those of sizes.at[0] first, then those of the next; NULL: one size */
-    int64_t first_of[DSVI_CLIP_SIZES_MAX + 1]; /* where the items of a size begin in `order` */
+    /* The places of an epoch, those of sizes.at[0] first, then those of the next: of each size all items in
+     * ascending order, then again those that repeat, and so on. NULL: one size, and no item repeats. */
+    int64_t *order;
+    int64_t first_of[DSVI_CLIP_SIZES_MAX + 1]; /* where the places of a size begin in `order` */
+    int64_t items_of[DSVI_CLIP_SIZES_MAX];     /* items of a size, without repeats */
 } DsviDataset;
 
 /* Opens the data at `path`: a folder of clips (including its direct subfolders; the caption of clip stem.mp4

@@ -18,7 +18,7 @@
 enum { NAMES = 3 };
 static const char *const PATH_NAMES[NAMES] = {"path", "video", "file_name"};
 static const char *const TEXT_NAMES[NAMES] = {"text", "caption", "prompt"};
-static const char IMAGE_NAME[] = "image";
+static const char IMAGE_NAME[] = "image", REPEATS[] = "repeats";
 
 enum { TEXT_COLUMNS_MAX = 64 };
 
@@ -115,7 +115,7 @@ static int text_rank(const char *name)
 
 typedef struct Columns {
     int64_t count, path;            /* number of columns; index of the column of paths, or -1 */
-    int64_t image;                  /* index of the column of pictures, or -1 */
+    int64_t image, repeats;         /* indices of the columns of pictures and of repeats, or -1 */
     int64_t text[TEXT_COLUMNS_MAX]; /* (texts) indices of the columns of captions, ascending */
     int texts;
 } Columns;
@@ -141,7 +141,7 @@ static DsvStatus csv_header(List *list, Columns *columns)
     int path_rank = NAMES, best_text = NAMES;
     char found[256] = "";
     size_t used = 0;
-    *columns = (Columns){.path = -1, .image = -1};
+    *columns = (Columns){.path = -1, .image = -1, .repeats = -1};
     for (bool last = false; !last; columns->count++) {
         char *name;
         DSVI_TRY(csv_field(list, &name, &last));
@@ -153,6 +153,8 @@ static DsvStatus csv_header(List *list, Columns *columns)
         }
         if (columns->image < 0 && strcasecmp(name, IMAGE_NAME) == 0)
             columns->image = columns->count;
+        if (columns->repeats < 0 && strcasecmp(name, REPEATS) == 0)
+            columns->repeats = columns->count;
         DSVI_TRY(csv_note_text(list, columns, name, &best_text));
     }
     if (columns->path < 0)
@@ -163,9 +165,27 @@ static DsvStatus csv_header(List *list, Columns *columns)
     return DSV_OK;
 }
 
-/* Reads the fields of a row. Adds the captions to *captions. */
-static DsvStatus csv_row_fields(List *list, const Columns *columns, const char **path, const char **image,
-                                DsviCaptions *captions, bool *empty)
+static DsvStatus wrong_repeats(const List *list, int64_t line, const char *found)
+{
+    return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": %s is '%.40s', expected a whole number from 1 to %d",
+                     list->path, line, REPEATS, found, DSVI_REPEATS_MAX);
+}
+
+/* Reads the field of repeats; an empty one changes nothing. */
+static DsvStatus csv_repeats(const List *list, int64_t line, const char *field, int64_t *repeats)
+{
+    char *end;
+    if (!field[strspn(field, " ")])
+        return DSV_OK;
+    long value = strtol(field, &end, 10);
+    if (end == field || end[strspn(end, " ")] || value < 1 || value > DSVI_REPEATS_MAX)
+        return wrong_repeats(list, line, field);
+    *repeats = value;
+    return DSV_OK;
+}
+
+/* Reads the fields of a row. Adds the captions to row->captions. */
+static DsvStatus csv_row_fields(List *list, const Columns *columns, DsviListRow *row, bool *empty)
 {
     int64_t line = list->line, count = 0;
     int texts = 0;
@@ -173,13 +193,15 @@ static DsvStatus csv_row_fields(List *list, const Columns *columns, const char *
     for (bool last = false; !last; count++) {
         DSVI_TRY(csv_field(list, &field, &last));
         if (count == columns->path)
-            *path = field;
+            row->path = field;
         if (count == columns->image && *field)
-            *image = field;
+            row->image = field;
+        if (count == columns->repeats)
+            DSVI_TRY(csv_repeats(list, line, field, &row->repeats));
         if (texts < columns->texts && count == columns->text[texts]) {
             texts++;
             if (*field)
-                DSVI_TRY(dsvi_captions_add(captions, field));
+                DSVI_TRY(dsvi_captions_add(&row->captions, field));
         }
     }
     *empty = count == 1 && !*field;
@@ -187,20 +209,19 @@ static DsvStatus csv_row_fields(List *list, const Columns *columns, const char *
         return DSVI_FAIL(DSV_E_FORMAT,
                          "%s:%" PRId64 ": %" PRId64 " fields, expected %" PRId64 " as in the header row",
                          list->path, line, count, columns->count);
-    if (!*empty && (!*path || !**path))
+    if (!*empty && (!row->path || !*row->path))
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": no path in this row", list->path, line);
     return DSV_OK;
 }
 
 static DsvStatus csv_row(List *list, const Columns *columns)
 {
-    const char *path = NULL, *image = NULL;
+    DsviListRow row = {.repeats = 1};
     bool empty;
-    DsviCaptions captions = {0};
-    DsvStatus status = csv_row_fields(list, columns, &path, &image, &captions, &empty);
+    DsvStatus status = csv_row_fields(list, columns, &row, &empty);
     if (status == DSV_OK && !empty) /* an empty line is skipped */
-        status = list->row(list->context, path, image, &captions);
-    dsvi_captions_free(&captions);
+        status = list->row(list->context, &row);
+    dsvi_captions_free(&row.captions);
     return status;
 }
 
@@ -244,10 +265,25 @@ static DsvStatus json_captions(const List *list, const cJSON *object, DsviCaptio
     return DSV_OK;
 }
 
+/* Reads the value of repeats; a missing one and null change nothing. */
+static DsvStatus json_repeats(const List *list, const cJSON *object, int64_t *repeats)
+{
+    char text[64] = "no number";
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, REPEATS);
+    if (!value || cJSON_IsNull(value))
+        return DSV_OK;
+    double number = cJSON_IsNumber(value) ? value->valuedouble : 0;
+    if (cJSON_IsNumber(value))
+        snprintf(text, sizeof text, "%g", number);
+    if (!(number >= 1 && number <= DSVI_REPEATS_MAX) || number != (double)(int64_t)number)
+        return wrong_repeats(list, list->line, text);
+    *repeats = (int64_t)number;
+    return DSV_OK;
+}
+
 static DsvStatus json_row(const List *list, const cJSON *object)
 {
     const char *name;
-    DsviCaptions captions = {0};
     if (!cJSON_IsObject(object))
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": not a JSON object", list->path, list->line);
     const cJSON *path = json_value(object, PATH_NAMES, &name);
@@ -261,10 +297,13 @@ static DsvStatus json_row(const List *list, const cJSON *object)
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": %s is not a string", list->path, list->line,
                          IMAGE_NAME);
     const char *picture = cJSON_GetStringValue(image);
-    DsvStatus status = json_captions(list, object, &captions);
+    DsviListRow row = {
+        .path = path->valuestring, .image = picture && *picture ? picture : NULL, .repeats = 1};
+    DSVI_TRY(json_repeats(list, object, &row.repeats));
+    DsvStatus status = json_captions(list, object, &row.captions);
     if (status == DSV_OK)
-        status = list->row(list->context, path->valuestring, picture && *picture ? picture : NULL, &captions);
-    dsvi_captions_free(&captions);
+        status = list->row(list->context, &row);
+    dsvi_captions_free(&row.captions);
     return status;
 }
 

@@ -118,7 +118,8 @@ DsviSampleRef dsvi_dataset_sample_in(const DsviDataset *dataset, const DsvConfig
 
 /* ---- Several sizes ---- */
 
-static uint64_t items_of(const DsviDataset *dataset, int64_t size)
+/* Returns the number of places of a size in an epoch. */
+static uint64_t places_of(const DsviDataset *dataset, int64_t size)
 {
     return (uint64_t)(dataset->first_of[size + 1] - dataset->first_of[size]);
 }
@@ -126,7 +127,7 @@ static uint64_t items_of(const DsviDataset *dataset, int64_t size)
 static uint64_t batches_of(const DsviDataset *dataset, const DsvConfig *config, int64_t size)
 {
     uint64_t batch = (uint64_t)config->train_batch_size;
-    return (items_of(dataset, size) + batch - 1) / batch;
+    return (places_of(dataset, size) + batch - 1) / batch;
 }
 
 uint64_t dsvi_dataset_epoch_batches(const DsviDataset *dataset, const DsvConfig *config)
@@ -165,17 +166,31 @@ static uint64_t seed_of_size(const DsvConfig *config, int64_t size)
     return (uint64_t)config->seed ^ 0x9e3779b97f4a7c15u * (uint64_t)(size + 1);
 }
 
+/* Returns the number of an item among the items of its size. */
+static uint64_t rank_in_size(const int64_t *items, int64_t count, int64_t item)
+{
+    int64_t low = 0;
+    while (count > 1) {
+        int64_t half = count / 2;
+        low = items[low + half] <= item ? low + half : low;
+        count -= half;
+    }
+    return (uint64_t)low;
+}
+
 /* The sample after `attempt` replacements, which are the next items of the same size. */
 static DsviSampleRef sample_of_sizes(const DsviDataset *dataset, const DsvConfig *config, uint64_t index,
                                      int64_t attempt)
 {
     uint64_t batch = (uint64_t)config->train_batch_size, of_size;
     int64_t size = find_batch(dataset, config, index / batch, &of_size);
-    uint64_t n = items_of(dataset, size), epoch = index / batch / dsvi_dataset_epoch_batches(dataset, config);
+    uint64_t n = places_of(dataset, size),
+             epoch = index / batch / dsvi_dataset_epoch_batches(dataset, config);
     uint64_t at = permuted_position(seed_of_size(config, size), epoch, (of_size * batch + index % batch) % n,
                                     n);
-    uint64_t place = (uint64_t)dataset->first_of[size] + (at + (uint64_t)attempt) % n;
-    return draw_in(dataset, config, index, dataset->order[place], attempt / (int64_t)n);
+    const int64_t *places = dataset->order + dataset->first_of[size], items = dataset->items_of[size];
+    uint64_t rank = rank_in_size(places, items, places[at]) + (uint64_t)attempt;
+    return draw_in(dataset, config, index, places[rank % (uint64_t)items], attempt / items);
 }
 
 /* ---- Samples ---- */

@@ -48,7 +48,7 @@ int64_t dsvi_clip_windows_start(const DsvConfig *config, int64_t frames, int64_t
 
 DsviClipSize dsvi_dataset_size(const DsviDataset *d, const DsvConfig *config, int64_t item)
 {
-    if (!d->order)
+    if (!d->sized)
         return (DsviClipSize){config->num_frames, config->height, config->width};
     return d->sizes.at[d->items[item].size];
 }
@@ -174,15 +174,39 @@ static DsvStatus expand_windows(DsviDataset *d, const DsvConfig *config)
 
 /* ---- Order ---- */
 
-/* Lists the items by size. */
+static bool repeats_any(const DsviDataset *d)
+{
+    for (int64_t i = 0; i < d->count; i++)
+        if (d->items[i].repeats > 1)
+            return true;
+    return false;
+}
+
+/* Lists the items of a size that repeat at least `round` times, from place `next` on. Returns their number.
+ */
+static int64_t order_round(DsviDataset *d, int64_t size, int64_t round, int64_t next)
+{
+    int64_t begin = next;
+    for (int64_t i = 0; i < d->count; i++)
+        if (d->items[i].size == size && d->items[i].repeats >= round)
+            d->order[next++] = i;
+    return next - begin;
+}
+
+/* Lists the places of an epoch by size. */
 static DsvStatus order_items(DsviDataset *d)
 {
-    int64_t next = 0;
+    int64_t next = 0, places = 0;
+    for (int64_t i = 0; i < d->count; i++)
+        places += d->items[i].repeats;
+    d->order = calloc((size_t)places, sizeof *d->order);
+    if (!d->order)
+        return sizes_no_memory();
     for (int64_t size = 0; size < d->sizes.count; size++) {
         d->first_of[size] = next;
-        for (int64_t i = 0; i < d->count; i++)
-            if (d->items[i].size == size)
-                d->order[next++] = i;
+        next += d->items_of[size] = order_round(d, size, 1, next);
+        for (int64_t round = 2, more = 1; more > 0; round++)
+            next += more = order_round(d, size, round, next);
     }
     d->first_of[d->sizes.count] = next;
     return DSV_OK;
@@ -202,26 +226,18 @@ static DsvStatus check_sizes_used(const DsviDataset *d)
 DsvStatus dsvi_dataset_assign(DsviDataset *d, const DsvConfig *config, const DsviClipSteps *steps,
                               bool expand)
 {
-    bool several = config->data_buckets[0] != 0;
+    bool several = d->sized = config->data_buckets[0] != 0;
     if (several && strcmp(config->data_buckets, AUTO) == 0)
         DSVI_TRY(find_sizes(d, config, steps));
     else if (several)
         DSVI_TRY(dsvi_clip_sizes_parse(config->data_buckets, &d->sizes));
     if (several)
         DSVI_TRY(choose_sizes(d, config, steps));
-    if (several && !(d->order = calloc((size_t)d->count, sizeof *d->order)))
-        return sizes_no_memory();
-    if (expand && !d->latents && !windows_are(config, AUTO)) {
+    if (expand && !d->latents && !windows_are(config, AUTO))
         DSVI_TRY(expand_windows(d, config));
-        int64_t *order = several ? realloc(d->order, (size_t)d->count * sizeof *order) : NULL;
-        if (several && !order)
-            return sizes_no_memory();
-        d->order = order;
-    }
-    if (!several)
-        return DSV_OK;
-    DSVI_TRY(order_items(d));
-    return check_sizes_used(d);
+    if (several || repeats_any(d))
+        DSVI_TRY(order_items(d));
+    return several ? check_sizes_used(d) : DSV_OK;
 }
 
 /* ---- The list of inputs ---- */
@@ -250,6 +266,8 @@ DsviSizeCount dsvi_dataset_size_count(const DsviDataset *d, int64_t size)
             continue;
         count.clips++;
         count.windows += input_end(d, i) - i;
+        for (int64_t at = i; at < input_end(d, i); at++)
+            count.samples += d->items[at].repeats;
     }
     return count;
 }
@@ -282,21 +300,21 @@ static int64_t frames_used(const DsviDataset *d, int64_t begin, int64_t end, int
 static void write_inputs(const DsviDataset *d, const DsvConfig *config, FILE *to)
 {
     char text[DSVI_CLIP_SIZE_BYTES];
-    fputs("input,bucket,windows,frames,frames_used,left_out\n", to);
+    fputs("input,bucket,windows,frames,frames_used,left_out,repeats\n", to);
     for (int64_t i = 0, end; i < d->count; i = end) {
         DsviClipSize size = dsvi_dataset_size(d, config, i);
         end = input_end(d, i);
         int64_t frames = d->latents ? (end - i) * size.frames : item_frames(config, &d->items[i]);
         int64_t used = d->latents ? frames : frames_used(d, i, end, frames, size.frames);
         dsvi_csv_field(to, input_of(&d->items[i]));
-        fprintf(to, ",%s,%" PRId64 ",%" PRId64 ",%" PRId64 ",\n", dsvi_clip_size_text(&size, text), end - i,
-                frames, used);
+        fprintf(to, ",%s,%" PRId64 ",%" PRId64 ",%" PRId64 ",,%" PRId64 "\n",
+                dsvi_clip_size_text(&size, text), end - i, frames, used, d->items[i].repeats);
     }
     for (int64_t i = 0; i < d->left_out_count; i++) {
         dsvi_csv_field(to, d->left_out[i].path);
         fputs(",,0,,0,", to);
         dsvi_csv_field(to, d->left_out[i].reason);
-        fputc('\n', to);
+        fputs(",0\n", to);
     }
 }
 

@@ -29,9 +29,9 @@ DsvStatus dsvi_dataset_assign(DsviDataset *dataset, const DsvConfig *config, con
 /* Returns the size at which item `item` is trained. */
 DsviClipSize dsvi_dataset_size(const DsviDataset *dataset, const DsvConfig *config, int64_t item);
 
-/* Numbers of the inputs of one size. */
+/* Numbers of the inputs of one size. samples: of an epoch, with repeats. */
 typedef struct DsviSizeCount {
-    int64_t clips, windows;
+    int64_t clips, windows, samples;
 } DsviSizeCount;
 DsviSizeCount dsvi_dataset_size_count(const DsviDataset *dataset, int64_t size);
 

@@ -382,6 +382,11 @@ DsviClipSize dsvi_latent_cache_size(const DsviLatentCache *cache, int64_t item)
     return cache->entries[item]->size;
 }
 
+int64_t dsvi_latent_cache_repeats(const DsviLatentCache *cache, int64_t item)
+{
+    return cache->entries[item]->repeats;
+}
+
 const DsviCaptions *dsvi_latent_cache_captions(const DsviLatentCache *cache, int64_t item)
 {
     return &cache->entries[item]->captions;
@@ -496,6 +501,7 @@ static DsvStatus enter_window(DsviLatentCache *cache, const DsviLatentSource *so
     Entry entry = entry_of(window);
     entry.source = (char *)source->path;
     entry.file = path;
+    entry.repeats = dsvi_latent_source_repeats(source);
     entry.stamp = source->stamp;
     entry.content = source->content;
     entry.checksum = checksum;

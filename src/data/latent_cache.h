@@ -39,6 +39,7 @@ typedef struct DsviLatentSource {
     DsviFileStamp stamp; /* size and time of last change of the clip's file before it is decoded, with
                           * `image` the sum of both sizes and the later time */
     DsviHashKey content; /* hash of the file's bytes, and of the picture's; may be unknown */
+    int64_t repeats;     /* how often an epoch uses each window; 0 stands for 1 */
 } DsviLatentSource;
 
 /* Sets the contents of those sources whose files the index, or the folder's file of hashes (clip_hashes.h),
@@ -85,6 +86,7 @@ const char *dsvi_latent_cache_file(const DsviLatentCache *cache, int64_t item);
 /* Returns the size of an item's window in pixels. */
 DsviClipSize dsvi_latent_cache_size(const DsviLatentCache *cache, int64_t item);
 const char *dsvi_latent_cache_source(const DsviLatentCache *cache, int64_t item);
+int64_t dsvi_latent_cache_repeats(const DsviLatentCache *cache, int64_t item);
 const DsviCaptions *dsvi_latent_cache_captions(const DsviLatentCache *cache, int64_t item);
 
 /* Fails with DSV_E_FORMAT, naming the file, if an item's file does not have the hash recorded in the

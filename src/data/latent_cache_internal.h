@@ -39,6 +39,11 @@ DsvStatus dsvi_latent_cache_insert(DsviLatentCache *cache, const DsviLatentEntry
  * window, the first stays. */
 void dsvi_latent_cache_rebuild(DsviLatentCache *cache);
 void dsvi_latent_entry_free(DsviLatentEntry *entry);
+/* Returns source->repeats, at least 1. */
+static inline int64_t dsvi_latent_source_repeats(const DsviLatentSource *source)
+{
+    return source->repeats > 1 ? source->repeats : 1;
+}
 DsvStatus dsvi_latent_cache_no_memory(const DsviLatentCache *cache);
 
 #ifdef __cplusplus

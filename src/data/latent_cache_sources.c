@@ -132,6 +132,10 @@ static DsvStatus entry_take_source(DsviLatentCache *cache, DsviLatentEntry *e, c
         e->source = path;
         cache->changed = true;
     }
+    if (e->repeats != dsvi_latent_source_repeats(source)) {
+        e->repeats = dsvi_latent_source_repeats(source);
+        cache->changed = true;
+    }
     if (!dsvi_captions_equal(&e->captions, captions)) {
         DsviCaptions copy;
         DSVI_TRY(dsvi_captions_copy(&copy, captions));
@@ -216,6 +220,7 @@ static DsvStatus update_shared(Update *u)
             DsviLatentEntry copy = *e;
             copy.source = (char *)of->source->path;
             copy.stamp = of->source->stamp;
+            copy.repeats = dsvi_latent_source_repeats(of->source);
             copy.captions = of->source->captions ? *of->source->captions : (DsviCaptions){0};
             DSVI_TRY(dsvi_latent_cache_insert(cache, &copy));
             cache->changed = true;

@@ -1,13 +1,14 @@
 /* Implements latent_index.h: the index of a latent cache as JSON. The index is
  *
- *     {"format": "dsv-latent-cache", "version": 3,
+ *     {"format": "dsv-latent-cache", "version": 4,
  *      "settings": {"num_frames": ..., "height": ..., ..., "codec.temporal_levels": ...},
  *      "model": {"vae": 32 hex digits, "vae_type": "BF16", "condition": true, if windows have one,
  *                "text_encoder": 32 hex digits, "text_type": "BF16", "text_dim": ..., "empty": key},
  *      "items": [{"source": ..., "source_bytes": ..., "source_modified": ..., "source_xxh3": 32 hex digits,
  *                 "start": ..., "crop_x": ..., "crop_y": ..., "size": [frames, height, width],
  *                 "file": name in the folder, "xxh3": 16 hex digits, "shape": [C, F, H, W],
- *                 "captions": [{"text": ..., "states": key}, ...], "escaped": true, if they are}, ...],
+ *                 "captions": [{"text": ..., "states": key}, ...], "escaped": true, if they are,
+ *                 "repeats": ..., unless it is 1}, ...],
  *      "xxh3": 16 hex digits}
  *
  * The parts of "model" are missing if the cache was made without a VAE or without a text encoder, and so are
@@ -15,8 +16,9 @@
  * bytes above 0x7f and "%" in source and captions are written as %XX. The checksum at the end covers the
  * models and the values of the items, so that reformatting the file does not invalidate it.
  *
- * An item without "size" has num_frames, height and width of the settings. Version 2, in which all items are
- * without, is written if that is so, and read, too.
+ * An item without "size" has num_frames, height and width of the settings. Version 3, in which no item
+ * repeats, and version 2, in which moreover all items are without "size", are written if that is so, and
+ * read, too.
  *
  * Version 1 is read, too: an item has one caption, "text", or none, and neither "source_xxh3" nor "model"
  * exist. Indexes of dsv 0.1 have no checksum, and the oldest lack source_bytes and source_modified. */
@@ -34,10 +36,12 @@
 
 #include "base/number_text.h"
 #include "base/utf8.h"
+#include "data/dataset_list.h"
 
 const char dsvi_latent_index_format[] = "dsv-latent-cache";
 
 enum {
+    VERSION_REPEATS = 4, /* items may repeat */
     VERSION = 3,
     VERSION_ONE_SIZE = 2, /* all windows have one size */
     VERSION_ONE_TEXT = 1, /* the version in which an item has one caption */
@@ -45,7 +49,8 @@ enum {
     OPTIONS = 6
 };
 
-static const char CODEC_NAME[] = "codec.name", CHECKSUM[] = "xxh3", CONDITION[] = "condition";
+static const char CODEC_NAME[] = "codec.name", CHECKSUM[] = "xxh3", CONDITION[] = "condition",
+                  REPEATS[] = "repeats";
 
 /* An option that the index records. */
 typedef struct Option {
@@ -107,8 +112,10 @@ static uint64_t hash_entry(const DsviLatentEntry *e, int version, uint64_t seed)
         seed = hash_captions(&e->captions, seed);
         seed = hash_text(e->content.hex, seed);
     }
-    if (version == VERSION)
+    if (version >= VERSION)
         seed = XXH3_64bits_withSeed(&e->size, sizeof e->size, seed);
+    if (version >= VERSION_REPEATS)
+        seed = XXH3_64bits_withSeed(&e->repeats, sizeof e->repeats, seed);
     seed = hash_text(latent_index_name_of(e), seed);
     seed = XXH3_64bits_withSeed(numbers, sizeof numbers, seed);
     seed = XXH3_64bits_withSeed(e->shape, sizeof e->shape, seed);
@@ -289,6 +296,8 @@ static bool add_entry(cJSON *items, const DsvConfig *config, const DsviLatentEnt
                  add_hex(item, e->checksum) && add_wholes(item, "shape", e->shape, 4);
     if (whole && !dsvi_clip_size_same(&e->size, &usual))
         whole = add_wholes(item, "size", size, 3);
+    if (whole && e->repeats > 1)
+        whole = latent_index_add_number(item, REPEATS, (double)e->repeats);
     whole = whole && add_captions(item, &e->captions, escaped);
     if (whole && escaped)
         whole = cJSON_AddTrueToObject(item, "escaped") != NULL;
@@ -313,6 +322,14 @@ static bool add_model(cJSON *index, const DsviLatentModel *model)
     return whole;
 }
 
+static bool has_repeats(DsviLatentEntry *const *entries, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (entries[i]->repeats > 1)
+            return true;
+    return false;
+}
+
 static bool has_several_sizes(const DsvConfig *config, DsviLatentEntry *const *entries, int64_t count)
 {
     DsviClipSize usual = size_of_config(config);
@@ -328,7 +345,9 @@ char *dsvi_latent_index_text(const DsvConfig *config, const DsviLatentModel *mod
     Option options[OPTIONS];
     uint64_t checksum = hash_model(model);
     int recorded = list_options(config, config->codec_name, options);
-    int version = has_several_sizes(config, entries, count) ? VERSION : VERSION_ONE_SIZE;
+    int version = has_repeats(entries, count)                 ? VERSION_REPEATS
+                  : has_several_sizes(config, entries, count) ? VERSION
+                                                              : VERSION_ONE_SIZE;
     cJSON *index = cJSON_CreateObject(), *stored = NULL, *items = NULL;
     bool whole = index && cJSON_AddStringToObject(index, "format", dsvi_latent_index_format) &&
                  cJSON_AddNumberToObject(index, "version", version) &&
@@ -381,7 +400,7 @@ static DsvStatus check_options(const char *path, int version, const cJSON *store
             return latent_index_malformed(path, "a setting is missing");
         if (i < SIZES && !dsvi_number_to_whole(value->valuedouble, size[i]))
             return latent_index_malformed(path, "a size is no whole number");
-        if (i < SIZES && (version == VERSION || (expected && expected->data_buckets[0])))
+        if (i < SIZES && (version >= VERSION || (expected && expected->data_buckets[0])))
             continue;
         if (expected && !(value->valuedouble == options[i].value))
             return DSVI_FAIL(DSV_E_USAGE, "%.*s: made with %s %g, expected %g", folder, path, options[i].key,
@@ -494,6 +513,15 @@ static bool read_texts(const cJSON *item, int version, DsviLatentEntry *e)
                                        : read_captions_of(item, escaped, &e->captions);
 }
 
+/* Reads how often an item repeats: once, unless the item says otherwise. */
+static bool read_repeats(const cJSON *item, int64_t *repeats)
+{
+    const cJSON *found = cJSON_GetObjectItemCaseSensitive(item, REPEATS);
+    *repeats = 1;
+    return !found ||
+           (latent_index_read_whole(found, repeats) && *repeats >= 1 && *repeats <= DSVI_REPEATS_MAX);
+}
+
 /* Reads an entry. Its strings are owned by `item`; the caller frees e->captions.at, also after a failure. */
 static bool read_entry(const cJSON *item, int version, const DsviClipSize *usual, DsviLatentEntry *e)
 {
@@ -501,7 +529,7 @@ static bool read_entry(const cJSON *item, int version, const DsviClipSize *usual
            read_hex(cJSON_GetObjectItemCaseSensitive(item, CHECKSUM), &e->checksum) &&
            read_number(item, "start", &e->start) && read_number(item, "crop_x", &e->crop_x) &&
            read_number(item, "crop_y", &e->crop_y) && read_stamp(item, &e->stamp) &&
-           read_key(item, "source_xxh3", &e->content) &&
+           read_key(item, "source_xxh3", &e->content) && read_repeats(item, &e->repeats) &&
            read_window_size(cJSON_GetObjectItemCaseSensitive(item, "size"), usual, &e->size) &&
            read_wholes(cJSON_GetObjectItemCaseSensitive(item, "shape"), e->shape, 4);
 }
@@ -582,8 +610,8 @@ static DsvStatus read_items(ItemReader *reader, const cJSON *index, const DsvCon
     if (!format || strcmp(format, dsvi_latent_index_format) != 0)
         return latent_index_malformed(path, "not JSON, or of another format");
     if (!cJSON_IsNumber(version) ||
-        (version->valuedouble != VERSION && version->valuedouble != VERSION_ONE_SIZE &&
-         version->valuedouble != VERSION_ONE_TEXT))
+        (version->valuedouble != VERSION_REPEATS && version->valuedouble != VERSION &&
+         version->valuedouble != VERSION_ONE_SIZE && version->valuedouble != VERSION_ONE_TEXT))
         return latent_index_malformed(path, "of another version of the format");
     reader->version = (int)version->valuedouble;
     DSVI_TRY(check_options(path, reader->version, cJSON_GetObjectItemCaseSensitive(index, "settings"), config,

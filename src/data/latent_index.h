@@ -27,6 +27,7 @@ typedef struct DsviLatentModel {
 typedef struct DsviLatentEntry {
     char *source;          /* path of the clip; any bytes except 0 */
     DsviCaptions captions; /* of the clip; any bytes except 0 */
+    int64_t repeats;       /* how often an epoch uses the window, 1 or more */
     DsviFileStamp stamp;   /* stamp of the source; {0, NAN}: unknown */
     DsviHashKey content;   /* of the source's bytes, when it had this stamp */
     double start, crop_x, crop_y;

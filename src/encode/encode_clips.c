@@ -57,7 +57,11 @@ DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *co
         DsviEncodeClip *clip = &out->at[i];
         int64_t length = dsvi_dataset_size(dataset, config, i).frames;
         out->sources[i] = (DsviLatentSource){
-            .path = item->path, .captions = &item->captions, .image = pictures ? item->image : NULL};
+            .path = item->path,
+            .captions = &item->captions,
+            .image = pictures ? item->image : NULL,
+            .repeats = item->repeats,
+        };
         DSVI_TRY(stamp_source(&out->sources[i]));
         clip->copy_of = -1;
         clip->frames = dsvi_clip_frame_times(&item->info, config->fps);
@@ -255,7 +259,7 @@ static void write_rows(const DsviEncodeClips *clips, FILE *to)
     const DsviDataset *d = clips->dataset;
     char note[DSVI_PATH_MAX + DSVI_MESSAGE_BYTES];
     char size_text[DSVI_CLIP_SIZE_BYTES];
-    fputs("clip,bucket,windows,frames,frames_used,captions,note\n", to);
+    fputs("clip,bucket,windows,frames,frames_used,captions,note,repeats\n", to);
     for (int64_t i = 0; i < clips->count; i++) {
         const DsviEncodeClip *clip = &clips->at[i];
         int64_t windows = clip_usable_windows(clips, i);
@@ -267,13 +271,13 @@ static void write_rows(const DsviEncodeClips *clips, FILE *to)
                 clip->used - (clip->windows - windows) * (clip->used / clip->windows),
                 d->items[i].captions.count);
         dsvi_csv_field(to, note);
-        fputc('\n', to);
+        fprintf(to, ",%" PRId64 "\n", d->items[i].repeats);
     }
     for (int64_t i = 0; i < d->left_out_count; i++) {
         dsvi_csv_field(to, d->left_out[i].path);
         fputs(",,0,0,0,0,", to);
         dsvi_csv_field(to, d->left_out[i].reason);
-        fputc('\n', to);
+        fputs(",0\n", to);
     }
 }
 
@@ -293,7 +297,9 @@ DsvStatus dsvi_encode_clips_write(const DsviEncodeClips *clips, const char *path
 void dsvi_encode_clips_summary(const DsviEncodeClips *clips, char *text, size_t room)
 {
     const DsviDataset *d = clips->dataset;
-    int64_t used = 0, captioned = 0, captions = 0, encoded = 0, kept = 0, unreadable = 0;
+    int64_t used = 0, captioned = 0, captions = 0, encoded = 0, kept = 0, unreadable = 0, samples = 0;
+    bool repeats = false;
+    char repeated[64] = "";
     for (int64_t i = 0; i < clips->count; i++) {
         bool usable = clip_usable_windows(clips, i) > 0;
         int64_t own = d->items[i].captions.count;
@@ -303,11 +309,15 @@ void dsvi_encode_clips_summary(const DsviEncodeClips *clips, char *text, size_t 
         encoded += clips->at[i].encoded;
         kept += clips->at[i].kept;
         unreadable += clips->at[i].unreadable;
+        samples += clip_usable_windows(clips, i) * d->items[i].repeats;
+        repeats = repeats || (usable && d->items[i].repeats > 1);
     }
+    if (repeats)
+        snprintf(repeated, sizeof repeated, "; %" PRId64 " samples an epoch with repeats", samples);
     snprintf(text, room,
              "%" PRId64 " clips: %" PRId64 " used, %" PRId64 " left out; %" PRId64 " windows: %" PRId64
              " encoded, %" PRId64 " kept, %" PRId64 " unreadable; %" PRId64 " captions for %" PRId64
-             " clips, %" PRId64 " clips without",
+             " clips, %" PRId64 " clips without%s",
              clips->count + d->left_out_count, used, clips->count - used + d->left_out_count,
-             clips->window_count, encoded, kept, unreadable, captions, captioned, used - captioned);
+             clips->window_count, encoded, kept, unreadable, captions, captioned, used - captioned, repeated);
 }

@@ -258,7 +258,7 @@ static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *da
                                     .height = latent.height,
                                     .width = latent.width,
                                     .text_len = planned->config.text_len};
-        int64_t windows = (dsvi_dataset_size_count(dataset, i).windows + s->train_batch_size - 1) /
+        int64_t windows = (dsvi_dataset_size_count(dataset, i).samples + s->train_batch_size - 1) /
                           s->train_batch_size * s->train_batch_size;
         flops += (s->lora_rank > 0 ? 2 : 3) * (double)windows *
                  (dsvi_dit_flops_gemm(&planned->config, &shape) +

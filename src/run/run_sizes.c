@@ -32,11 +32,14 @@ void dsvi_run_sizes_report(const DsviDataset *dataset, const DsvConfig *settings
         const DsviClipSize *size = &dataset->sizes.at[i];
         DsviSizeCount count = dsvi_dataset_size_count(dataset, i);
         int64_t batch = settings->train_batch_size;
+        char repeated[64] = "";
+        if (count.samples > count.windows)
+            snprintf(repeated, sizeof repeated, ", %" PRId64 " samples with repeats", count.samples);
         snprintf(text, sizeof text,
-                 "bucket %s: %" PRId64 " clips, %" PRId64 " items, %" PRId64 " batches an epoch, %" PRId64
+                 "bucket %s: %" PRId64 " clips, %" PRId64 " items%s, %" PRId64 " batches an epoch, %" PRId64
                  " tokens",
-                 dsvi_clip_size_text(size, name), count.clips, count.windows,
-                 (count.windows + batch - 1) / batch, dsvi_clip_size_tokens(size, &steps));
+                 dsvi_clip_size_text(size, name), count.clips, count.windows, repeated,
+                 (count.samples + batch - 1) / batch, dsvi_clip_size_tokens(size, &steps));
         line(context, text);
     }
     snprintf(text, sizeof text, "%" PRId64 " inputs left out", dataset->left_out_count);

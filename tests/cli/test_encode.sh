@@ -86,4 +86,15 @@ says "$total windows: 8 encoded, $((total - 8)) kept"
 [ "$(windows killed -newer before)" = 8 ] || complain "windows of clips that have not changed"
 [ "$(windows killed)" = "$total" ] || complain "$(windows killed) windows in the folder, expected $total"
 
+# Repeats of a list change the cache without encoding, and are counted.
+printf 'path,repeats\nclips/c1.mp4,3\nclips/c2.mp4,\n' >list.csv
+options=(height=32 width=32 num_frames=5 fps=8 mixed_precision=no threads=1)
+"$dsv" encode list.csv repeated --model "$model" "${options[@]}" >said 2>&1 || complain "a list with repeats"
+says '32 samples an epoch with repeats'
+grep -q 'c1.mp4",5x32x32,8,40,40,.*,3$' repeated/clips.csv || complain "$(cat repeated/clips.csv)"
+sed -i 's/,3$/,5/' list.csv
+"$dsv" encode list.csv repeated --model "$model" "${options[@]}" >said 2>&1 || complain "other repeats"
+says '16 windows: 0 encoded, 16 kept'
+says '48 samples an epoch with repeats'
+
 [ "$failures" = 0 ]

@@ -226,11 +226,14 @@ static void nothing_usable_is_said_with_a_reason(void **state)
     dsvi_dataset_close(&d);
 }
 
-/* Rows of a list, as "path<picture|caption|caption..." and a newline each. */
-static DsvStatus note_row(void *context, const char *path, const char *image, const DsviCaptions *captions)
+/* Rows of a list, as "path<picture*repeats|caption|caption..." and a newline each. */
+static DsvStatus note_row(void *context, const DsviListRow *row)
 {
     char *rows = context;
-    sprintf(rows + strlen(rows), "%s%s%s", path, image ? "<" : "", image ? image : "");
+    const DsviCaptions *captions = &row->captions;
+    sprintf(rows + strlen(rows), "%s%s%s", row->path, row->image ? "<" : "", row->image ? row->image : "");
+    if (row->repeats != 1)
+        sprintf(rows + strlen(rows), "*%d", (int)row->repeats);
     for (int64_t i = 0; i < captions->count; i++)
         sprintf(rows + strlen(rows), "|%s", captions->at[i].text);
     strcat(rows, captions->count ? "\n" : "|-\n");
@@ -277,6 +280,7 @@ static void csv_is_read_as_rfc_4180_has_it(void **state)
     check_list("l.csv", "text,path,Text\none,a,two\n,b,three\n,c,\n", "a|one|two\nb|three\nc|-\n");
     check_list("l.csv", "caption,path,caption_2,text_x,caption_,caption_10\n1,a,2,x,y,3\n", "a|1|2|3\n");
     check_list("l.csv", "caption,caption_2,text,path\nc,d,t,a\n", "a|t\n");
+    check_list("l.csv", "Repeats,path\n3,a\n,b\n 1000 ,c\n", "a*3|-\nb|-\nc*1000|-\n");
 }
 
 static void csv_errors_name_the_line(void **state)
@@ -296,6 +300,11 @@ static void csv_errors_name_the_line(void **state)
     char many[65 * 5 + 8] = "path";
     for (int i = 0; i < 65; i++)
         strcat(many, ",text");
+    check_list_fails("l.csv", "path,repeats\na,2\nb,2.5\n",
+                     ".csv:3: repeats is '2.5', expected a whole number from 1 to 1000");
+    check_list_fails("l.csv", "path,repeats\na,0\n", ".csv:2: repeats is '0'");
+    check_list_fails("l.csv", "path,repeats\na,99999999999999999999\n", ".csv:2: repeats is '9999");
+    check_list_fails("l.csv", "path,repeats\na,often\n", ".csv:2: repeats is 'often'");
     check_list_fails("l.csv", many, ".csv:1: more than 64 columns of captions");
     write_bytes(scratch_path("l.csv"), "path\na\0b\n", 9);
     char rows[64] = "";

@@ -96,7 +96,7 @@ static void every_input_has_a_size_or_a_reason(void **state)
     assert_string_equal(size_of(d, "photo"), "1x32x32");
     assert_int_equal(d->count, 5);
     assert_int_equal(d->left_out_count, 2);
-    check_list(d, &config, "long.mp4\",17x32x32,1,30,30,\n");
+    check_list(d, &config, "long.mp4\",17x32x32,1,30,30,,1\n");
     check_list(d, &config, "small.mp4: 20 frames of 16 x 16 (height x width) fill no bucket");
     check_list(d, &config, "broken.png\",,0,,0,\"");
     dsvi_dataset_close(&d);
@@ -110,7 +110,7 @@ static void every_input_has_a_size_or_a_reason(void **state)
     assert_string_equal(size_of(d, "stub"), "3x32x32");
     assert_string_equal(size_of(d, "small"), "17x16x16");
     assert_string_equal(size_of(d, "photo"), "1x32x32");
-    check_list(d, &config, "long.mp4\",17x32x32,1,30,17,\n");
+    check_list(d, &config, "long.mp4\",17x32x32,1,30,17,,1\n");
     dsvi_dataset_close(&d);
 }
 
@@ -128,6 +128,42 @@ static void a_size_without_clips_is_refused(void **state)
     assert_fails(DSV_E_NOT_FOUND, "data.buckets=81x320x320 leaves no clip of 7, the first: ",
                  dsvi_dataset_assign(d, &config, &STEPS, true));
     dsvi_dataset_close(&d);
+}
+
+/* An epoch uses each item as often as it repeats, with several sizes and with one. The same seed gives the
+ * same samples. An item that cannot be read is replaced by another one, however often it repeats. */
+static void epochs_use_items_as_often_as_they_repeat(void **state)
+{
+    static const char LIST[] = "path,repeats\nclips/long.mp4,40\nclips/short.mp4,\nclips/wide.mp4, 3\n"
+                               "clips/photo.png,1\nclips/stub.mp4,2\n";
+    static const int64_t REPEATS[] = {40, 1, 3, 1, 2};
+    (void)state;
+    write_text(scratch_path("list.csv"), LIST);
+    for (int several = 0; several < 2; several++) {
+        DsvConfig config = config_of(several ? "17x32x64,9x32x32,1x32x32" : "", "auto");
+        DsviDataset *d, *again;
+        config.num_frames = several ? 17 : 1;
+        assert_ok(dsvi_dataset_open(scratch_path("list.csv"), &config, &d));
+        assert_ok(dsvi_dataset_assign(d, &config, &STEPS, true));
+        assert_ok(dsvi_dataset_open(scratch_path("list.csv"), &config, &again));
+        assert_ok(dsvi_dataset_assign(again, &config, &STEPS, true));
+        assert_int_equal(dsvi_dataset_epoch_batches(d, &config), 47);
+        for (uint64_t epoch = 0; epoch < 3; epoch++) {
+            int64_t used[5] = {0};
+            for (uint64_t i = 47 * epoch; i < 47 * epoch + 47; i++) {
+                DsviSampleRef ref = dsvi_dataset_sample(d, &config, i);
+                DsviSampleRef other = dsvi_dataset_sample_again(d, &config, i, 1);
+                used[ref.item]++;
+                assert_int_equal(dsvi_dataset_sample(again, &config, i).item, ref.item);
+                assert_int_equal(d->items[other.item].size, d->items[ref.item].size);
+                assert_true(other.item != ref.item || d->items_of[d->items[ref.item].size] == 1);
+            }
+            assert_memory_equal(used, REPEATS, sizeof used);
+        }
+        assert_int_equal(dsvi_dataset_size_count(d, d->items[0].size).samples, several ? 41 : 47);
+        dsvi_dataset_close(&d);
+        dsvi_dataset_close(&again);
+    }
 }
 
 /* Without data.buckets pictures are no clips, as ever. */
@@ -204,9 +240,10 @@ static void an_epoch_has_every_item_in_batches_of_one_size(void **state)
     for (int64_t size = 0, next = 0; size < SIZES; size++) {
         d.first_of[size] = next;
         for (int64_t i = 0; i < COUNTS[size]; i++, next++) {
-            order[next] = ITEMS - 1 - next;
+            order[next] = ITEMS - d.first_of[size] - COUNTS[size] + i; /* ascending for each size */
             items[order[next]].size = size;
         }
+        d.items_of[size] = COUNTS[size];
         d.first_of[size + 1] = next;
     }
     for (int64_t batch = 1; batch <= 4; batch++) {
@@ -296,6 +333,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_input_has_a_size_or_a_reason),
         cmocka_unit_test(a_size_without_clips_is_refused),
+        cmocka_unit_test(epochs_use_items_as_often_as_they_repeat),
         cmocka_unit_test(pictures_need_buckets),
         cmocka_unit_test(a_picture_is_a_clip_of_one_frame),
         cmocka_unit_test(windows_are_taken_as_the_policy_says),

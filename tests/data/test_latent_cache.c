@@ -339,7 +339,7 @@ static void an_index_that_is_none_is_refused(void **state)
         {false, "", "not JSON"},
         {false, "[1,2", "not JSON"},
         {false, "{\"format\":\"other\"}", "another format"},
-        {false, "{\"format\":\"dsv-latent-cache\",\"version\":4}", "another version"},
+        {false, "{\"format\":\"dsv-latent-cache\",\"version\":5}", "another version"},
         {false, "{\"format\":\"dsv-latent-cache\",\"version\":1}", "codec.name"},
         {true, "7}", "no items"},
         {true, "[7]}", "incomplete"},
@@ -361,6 +361,10 @@ static void an_index_that_is_none_is_refused(void **state)
          "incomplete"},
         {true,
          "[{\"source\":\"a%4\",\"escaped\":true,\"start\":0,\"crop_x\":0,\"crop_y\":0,\"file\":\"x\","
+         "\"xxh3\":\"0123456789abcdef\",\"shape\":[1,1,1,1]}]}",
+         "incomplete"},
+        {true,
+         "[{\"source\":\"a\",\"start\":0,\"crop_x\":0,\"crop_y\":0,\"file\":\"x\",\"repeats\":0,"
          "\"xxh3\":\"0123456789abcdef\",\"shape\":[1,1,1,1]}]}",
          "incomplete"},
         {true, "[],\"xxh3\":7}", "its xxh3 is no checksum"},

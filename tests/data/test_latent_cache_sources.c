@@ -55,6 +55,32 @@ static void windows_of_a_changed_file_are_dropped(void **state)
     dsvi_latent_cache_close(&cache);
 }
 
+/* How often a clip repeats is brought up to date without encoding, and is what the index says later. */
+static void repeats_are_brought_up_to_date(void **state)
+{
+    static const int64_t REPEATS[] = {3, 1000, 1};
+    (void)state;
+    DsvConfig settings = make_settings();
+    DsviLatentCache *cache;
+    Changes changes = {0};
+    DsviLatentSource sources[2] = {{.path = "a.mp4"}, {.path = "b.mp4", .repeats = 2}};
+    sources[0].stamp = sources[1].stamp = (DsviFileStamp){1000, 1.7e9 + 0.1};
+    assert_ok(dsvi_latent_cache_create(scratch_path("repeats"), &settings, NULL, &cache));
+    assert_ok(put(cache, "a.mp4", "x", 0));
+    assert_ok(put(cache, "b.mp4", "y", 1));
+    for (int i = 0; i < 3; i++) {
+        sources[0].repeats = REPEATS[i];
+        assert_ok(dsvi_latent_cache_update(cache, sources, 2, hear, &changes));
+        dsvi_latent_cache_close(&cache);
+        assert_ok(dsvi_latent_cache_create(scratch_path("repeats"), &settings, NULL, &cache));
+        assert_int_equal(dsvi_latent_cache_count(cache), 2);
+        assert_int_equal(dsvi_latent_cache_repeats(cache, 0), REPEATS[i]);
+        assert_int_equal(dsvi_latent_cache_repeats(cache, 1), 2);
+    }
+    assert_true(has(cache, "a.mp4", 0) && has(cache, "b.mp4", 1));
+    dsvi_latent_cache_close(&cache);
+}
+
 enum { EVERY = 4 }; /* windows of a clip in the tests of contents */
 
 static DsviHashKey content_of(const char *bytes)
@@ -91,28 +117,29 @@ static void windows_follow_the_contents_of_clips(void **state)
     const DsviHashKey one = content_of("one"), two = content_of("two");
     DsviLatentSource again[2] = {{.path = "a.mp4", .stamp = later}, {.path = "b.mp4", .stamp = stamp}};
     assert_ok(dsvi_latent_cache_create(scratch_path("contents"), &settings, NULL, &cache));
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, one}, &changes),
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, one, 1}, &changes),
                      EVERY);
     /* the same bytes with another time are not encoded again, and the index learns the time */
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, later, one}, &changes), 0);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, later, one, 1}, &changes), 0);
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_latent_cache_create(scratch_path("contents"), &settings, NULL, &cache));
     assert_ok(dsvi_latent_cache_recall(cache, again, 2));
     assert_true(dsvi_hash_key_same(&again[0].content, &one));
     assert_string_equal(again[1].content.hex, "");
     /* a.mp4 is gone (it never existed) and b.mp4 has its bytes */
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, NULL, stamp, one}, &changes), 0);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, NULL, stamp, one, 1}, &changes), 0);
     assert_int_equal(changes.windows[DSVI_LATENT_MOVED], EVERY);
     assert_int_equal(dsvi_latent_cache_count(cache), EVERY);
     /* another clip takes the first name, and does not overwrite the windows of the moved clip */
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, two}, &changes),
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, two, 1}, &changes),
                      EVERY);
     assert_int_equal(dsvi_latent_cache_count(cache), 2 * EVERY);
     for (int64_t i = 0; i < 2 * EVERY; i++)
         assert_ok(dsvi_latent_cache_check(cache, i));
     /* a clip changes under its name */
-    assert_int_equal(
-        encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, NULL, stamp, content_of("3")}, &changes), EVERY);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, NULL, stamp, content_of("3"), 1},
+                                 &changes),
+                     EVERY);
     assert_int_equal(changes.windows[DSVI_LATENT_DROPPED], EVERY);
     for (int64_t i = 0; i < 2 * EVERY; i++)
         assert_ok(dsvi_latent_cache_check(cache, i));
@@ -126,7 +153,7 @@ static void a_lost_index_loses_no_windows(void **state)
     DsvConfig settings = make_settings();
     DsviLatentCache *cache;
     Changes changes;
-    const DsviLatentSource clip = {"a.mp4", NULL, NULL, {10, 1}, content_of("one")};
+    const DsviLatentSource clip = {"a.mp4", NULL, NULL, {10, 1}, content_of("one"), 1};
     const int64_t other[4] = {1, 6, 4, 5};
     DsviClipWindow window = window_at(0), faster = window_at(0);
     faster.fps = 60;
@@ -138,7 +165,7 @@ static void a_lost_index_loses_no_windows(void **state)
     assert_false(dsvi_latent_cache_recover(cache, &clip, &faster, SHAPE));
     assert_false(dsvi_latent_cache_recover(cache, &clip, &window, other));
     assert_false(dsvi_latent_cache_recover(
-        cache, &(DsviLatentSource){"a.mp4", NULL, NULL, {10, 1}, content_of("two")}, &window, SHAPE));
+        cache, &(DsviLatentSource){"a.mp4", NULL, NULL, {10, 1}, content_of("two"), 1}, &window, SHAPE));
     for (int i = 0; i < EVERY; i++) {
         window = window_at(i);
         assert_true(dsvi_latent_cache_recover(cache, &clip, &window, SHAPE));
@@ -164,13 +191,13 @@ static void renamed_and_copied_clips_keep_their_windows(void **state)
     char first[DSVI_PATH_MAX], *file;
     const DsviFileStamp stamp = {10, 1};
     const DsviHashKey one = content_of("one"), two = content_of("two");
-    const DsviLatentSource swapped[] = {{"a.mp4", NULL, NULL, stamp, two},
-                                        {"b.mp4", NULL, NULL, stamp, one},
-                                        {"c.mp4", NULL, NULL, stamp, two}};
+    const DsviLatentSource swapped[] = {{"a.mp4", NULL, NULL, stamp, two, 1},
+                                        {"b.mp4", NULL, NULL, stamp, one, 1},
+                                        {"c.mp4", NULL, NULL, stamp, two, 1}};
     assert_ok(dsvi_latent_cache_create(scratch_path("swapped"), &settings, NULL, &cache));
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, one}, &changes),
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, one, 1}, &changes),
                      EVERY);
-    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, NULL, stamp, two}, &changes),
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"b.mp4", NULL, NULL, stamp, two, 1}, &changes),
                      EVERY);
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_latent_cache_create(scratch_path("swapped"), &settings, NULL, &cache));
@@ -186,8 +213,9 @@ static void renamed_and_copied_clips_keep_their_windows(void **state)
     /* the copy changes: the files that it shared stay */
     file = strdup(dsvi_latent_cache_file(cache, 0));
     assert_string_equal(dsvi_latent_cache_file(cache, 2 * EVERY), file);
-    assert_int_equal(
-        encode_clip(cache, (DsviLatentSource){"c.mp4", NULL, NULL, stamp, content_of("3")}, &changes), EVERY);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"c.mp4", NULL, NULL, stamp, content_of("3"), 1},
+                                 &changes),
+                     EVERY);
     assert_int_equal(changes.windows[DSVI_LATENT_MOVED] + changes.windows[DSVI_LATENT_DROPPED], EVERY);
     assert_int_equal(access(file, F_OK), 0);
     for (int64_t i = 0; i < 3 * EVERY; i++)
@@ -209,7 +237,7 @@ static void captions_are_kept_and_brought_up_to_date(void **state)
     const DsviCaptions captions = {two, 2};
     snprintf(folder, sizeof folder, "%s", scratch_path("captions"));
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
-    (void)encode_clip(cache, (DsviLatentSource){"a.mp4", &captions, NULL, stamp, content_of("one")},
+    (void)encode_clip(cache, (DsviLatentSource){"a.mp4", &captions, NULL, stamp, content_of("one"), 1},
                       &changes);
     dsvi_latent_cache_close(&cache);
     for (int times = 0; times < 2; times++) {
@@ -217,14 +245,15 @@ static void captions_are_kept_and_brought_up_to_date(void **state)
         for (int64_t i = 0; i < EVERY; i++)
             assert_true(dsvi_captions_equal(dsvi_latent_cache_captions(cache, i), &captions));
         two[0].text = "another caption";
-        (void)encode_clip(cache, (DsviLatentSource){"a.mp4", &captions, NULL, stamp, content_of("one")},
+        (void)encode_clip(cache, (DsviLatentSource){"a.mp4", &captions, NULL, stamp, content_of("one"), 1},
                           &changes);
         assert_int_equal(changes.windows[DSVI_LATENT_DROPPED], 0);
         dsvi_latent_cache_close(&cache);
     }
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
-    assert_int_equal(
-        encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, content_of("one")}, &changes), 0);
+    assert_int_equal(encode_clip(cache, (DsviLatentSource){"a.mp4", NULL, NULL, stamp, content_of("one"), 1},
+                                 &changes),
+                     0);
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_latent_cache_open(folder, &settings, &cache));
     assert_int_equal(dsvi_latent_cache_captions(cache, 0)->count, 0);
@@ -309,11 +338,11 @@ static void an_older_index_is_read(void **state)
     assert_ok(dsvi_latent_cache_check(cache, 0));
     /* its windows are kept, and take part in what contents allow from now on */
     const DsviLatentSource source = {
-        "a.mp4", dsvi_latent_cache_captions(cache, 0), NULL, {10, 1}, content_of("one")};
+        "a.mp4", dsvi_latent_cache_captions(cache, 0), NULL, {10, 1}, content_of("one"), 1};
     assert_int_equal(encode_clip(cache, source, &changes), EVERY - 1);
     dsvi_latent_cache_close(&cache);
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
-    const DsviLatentSource moved = {"b.mp4", NULL, NULL, {10, 1}, content_of("one")};
+    const DsviLatentSource moved = {"b.mp4", NULL, NULL, {10, 1}, content_of("one"), 1};
     assert_int_equal(encode_clip(cache, moved, &changes), 0);
     assert_int_equal(changes.windows[DSVI_LATENT_MOVED], EVERY);
     dsvi_latent_cache_close(&cache);
@@ -323,6 +352,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(windows_of_a_changed_file_are_dropped),
+        cmocka_unit_test(repeats_are_brought_up_to_date),
         cmocka_unit_test(windows_follow_the_contents_of_clips),
         cmocka_unit_test(a_lost_index_loses_no_windows),
         cmocka_unit_test(renamed_and_copied_clips_keep_their_windows),

@@ -51,12 +51,12 @@ static void every_clip_has_a_row(void **state)
     assert_ok(dsvi_encode_clips_write(&clips, scratch_path("clips.csv")));
     assert_ok(dsvi_file_read(scratch_path("clips.csv"), 1 << 20, &list, &bytes));
     snprintf(expected, sizeof expected,
-             "clip,bucket,windows,frames,frames_used,captions,note\n\"%s\",5x32x32,2,12,10,0,",
+             "clip,bucket,windows,frames,frames_used,captions,note,repeats\n\"%s\",5x32x32,2,12,10,0,",
              scratch_path("clips/waves-0.mp4"));
     assert_int_equal(strncmp(list, expected, strlen(expected)), 0);
-    assert_non_null(strstr(list, "waves-1.mp4\",5x32x32,2,12,10,1,\"2 frames are in no window\"\n"));
+    assert_non_null(strstr(list, "waves-1.mp4\",5x32x32,2,12,10,1,\"2 frames are in no window\",1\n"));
     assert_non_null(
-        strstr(list, "waves-2.mp4\",5x32x32,1,12,5,0,\"1 unreadable windows: bad, \"\"very\"\"\"\n"));
+        strstr(list, "waves-2.mp4\",5x32x32,1,12,5,0,\"1 unreadable windows: bad, \"\"very\"\"\",1\n"));
     assert_non_null(strstr(list, "zcopy \"\"a\"\".mp4\",5x32x32,2,12,10,0,\"has the contents of "));
     assert_non_null(strstr(list, "broken.mp4\",,0,0,0,0,\""));
     dsvi_encode_clips_summary(&clips, line, sizeof line);

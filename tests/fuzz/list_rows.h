@@ -6,13 +6,14 @@
 #include "fuzz/fuzz.h"
 
 /* Reads all texts to their ends. No path, no picture and no caption is empty. */
-static inline DsvStatus take_row(void *context, const char *path, const char *image,
-                                 const DsviCaptions *captions)
+static inline DsvStatus take_row(void *context, const DsviListRow *row)
 {
     size_t *bytes = (size_t *)context;
-    fuzz_expect(path && path[0]);
-    fuzz_expect(!image || image[0]);
-    *bytes += strlen(path) + (image ? strlen(image) : 0);
+    const DsviCaptions *captions = &row->captions;
+    fuzz_expect(row->path && row->path[0]);
+    fuzz_expect(!row->image || row->image[0]);
+    fuzz_expect(row->repeats >= 1 && row->repeats <= DSVI_REPEATS_MAX);
+    *bytes += strlen(row->path) + (row->image ? strlen(row->image) : 0);
     for (int64_t i = 0; i < captions->count; i++) {
         fuzz_expect(captions->at[i].text[0]);
         *bytes += strlen(captions->at[i].text);
