@@ -33,6 +33,8 @@ int cli_lora_flag(const CliArgs *args, int flag, DsvExpert expert, CliLoras *out
         return cli_misused(args->verb, "%s: expected at most %d files in all, separated by commas", name,
                            CLI_LORAS_MAX);
     for (size_t i = 0; i < count; i++) {
+        if (!part[i][0])
+            return cli_misused(args->verb, "%s %s: expected a file before and after each comma", name, paths);
         out->path[out->count + i] = part[i];
         out->scale[out->count + i] = 1;
         out->expert[out->count + i] = expert;

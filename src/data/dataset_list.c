@@ -113,6 +113,13 @@ static int text_rank(const char *name)
     return NAMES;
 }
 
+/* Gives a row to the caller. Names the row if the caller fails. */
+static DsvStatus pass_row(const List *list, int64_t line, const DsviListRow *row)
+{
+    DsvStatus status = list->row(list->context, row);
+    return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "%s:%" PRId64, list->path, line);
+}
+
 typedef struct Columns {
     int64_t count, path;            /* number of columns; index of the column of paths, or -1 */
     int64_t image, repeats;         /* indices of the columns of pictures and of repeats, or -1 */
@@ -217,10 +224,11 @@ static DsvStatus csv_row_fields(List *list, const Columns *columns, DsviListRow 
 static DsvStatus csv_row(List *list, const Columns *columns)
 {
     DsviListRow row = {.repeats = 1};
+    int64_t line = list->line;
     bool empty;
     DsvStatus status = csv_row_fields(list, columns, &row, &empty);
     if (status == DSV_OK && !empty) /* an empty line is skipped */
-        status = list->row(list->context, &row);
+        status = pass_row(list, line, &row);
     dsvi_captions_free(&row.captions);
     return status;
 }
@@ -302,7 +310,7 @@ static DsvStatus json_row(const List *list, const cJSON *object)
     DSVI_TRY(json_repeats(list, object, &row.repeats));
     DsvStatus status = json_captions(list, object, &row.captions);
     if (status == DSV_OK)
-        status = list->row(list->context, &row);
+        status = pass_row(list, list->line, &row);
     dsvi_captions_free(&row.captions);
     return status;
 }

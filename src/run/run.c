@@ -223,6 +223,18 @@ static void clip_written(void *context, int64_t prompt, const char *path)
     dsvi_run_record_clip(run->record, run->trainer->step, prompt, path);
 }
 
+/* Called when a run must end because no sample, or no lent expert, could be read: saves a checkpoint of the
+ * steps done, and returns `failure` with its message. With several ranks nothing is saved, because the other
+ * ranks already wait in the step and cannot take part in saving. */
+static DsvStatus save_before(DsviRun *run, DsvStatus failure)
+{
+    DsviStatusRecord first = *dsvi_status_record();
+    if (dsvi_comm_size(run->comm) == 1)
+        (void)dsvi_run_save(run); /* a failure to save is ignored: `failure` is reported */
+    *dsvi_status_record() = first;
+    return failure;
+}
+
 static DsvStatus validate(DsviRun *run)
 {
     DsvEvents quiet = {.context = run, .log = dsvi_run_event_line, .stop = all_want_stop};
@@ -233,6 +245,9 @@ static DsvStatus validate(DsviRun *run)
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* stop was requested: the training loop gets the same request, and saves a
                         * checkpoint before it ends */
+    if (run->trainer->experts && !run->settings->validation_ema && status != DSV_OK)
+        return save_before(run, status); /* for example, the files of the lent expert are gone; with
+                                          * validation.ema the average is still in the place of the weights */
     DSVI_TRY(dsvi_zero_await_transfers(&run->trainer->zero, status));
     run->sampled_step = run->trainer->step;
     return DSV_OK;
@@ -305,18 +320,6 @@ static DsvStatus explain_failure(const DsviRun *run, DsvStatus status)
     if (run->summary->checkpoint[0])
         return dsvi_fail_prefix(status, "training stopped, %s is whole", run->summary->checkpoint);
     return status;
-}
-
-/* Called when a run must end because no sample could be read: saves a checkpoint of the steps done, and
- * returns `failure` with its message. With several ranks nothing is saved, because the other ranks
- * already wait in the step and cannot take part in saving. */
-static DsvStatus save_before(DsviRun *run, DsvStatus failure)
-{
-    DsviStatusRecord first = *dsvi_status_record();
-    if (dsvi_comm_size(run->comm) == 1)
-        (void)dsvi_run_save(run); /* a failure to save is ignored: `failure` is reported */
-    *dsvi_status_record() = first;
-    return failure;
 }
 
 static DsvStatus run_train(DsviRun *run)

@@ -162,6 +162,8 @@ printf 'a\n' >prompts.txt
 complains 1 "model: no such folder or file" text model prompts.txt out.safetensors
 [ ! -e out.safetensors ] || complain "left a file"
 refuses 2 "lora merge: no LoRA, expected LORA, --lora-high or --lora-low" lora merge model out
+refuses 2 "lora merge: --lora-low a,: expected a file before and after each comma" \
+    lora merge model out --lora-low a,
 refuses 2 "lora merge: --scale 2: expected LORA with it" lora merge model out --scale 2 --lora-high h
 refuses 2 "forward: --grad takes no value" forward model in out --grad=1
 refuses 2 "inspect: expected PATH" inspect

@@ -58,10 +58,22 @@ static DsvStatus fit_lora(const DsviLora *lora, const DsviWeightFiles *files, co
     return status;
 }
 
+static DsvStatus check_files(const DsviWeightFiles *files)
+{
+    for (size_t i = 0; i < files->count; i++) {
+        DsviSafetensors *file;
+        DSVI_TRY(dsvi_safetensors_open(files->paths[i], &file));
+        dsvi_safetensors_close(&file);
+    }
+    return DSV_OK;
+}
+
 DsvStatus dsvi_lora_set_fit(const DsviLoraSet *set, const char *from)
 {
     DsviWeightFiles files = {0};
     DsvStatus status = dsvi_weight_files_find(from, &files);
+    if (status == DSV_OK)
+        status = check_files(&files); /* also without a LoRA */
     for (size_t i = 0; i < set->count && status == DSV_OK; i++)
         status = fit_lora(&set->lora[i], &files, from);
     dsvi_weight_files_free(&files);
