@@ -54,4 +54,12 @@ for prompt in 1 2 3; do
     cmp {one,two}/samples/prompt-00$prompt/step-000002.mp4 || fail "the clip of prompt $prompt"
 done
 cmp -s one/samples/prompt-00{1,2}/step-000002.mp4 && fail "equal clips of two prompts"
-echo "the clips of two ranks are those of one"
+# The files of the lent expert vanish: the steps that are done are saved.
+"$dsv" train run.yaml output_dir=gone max_train_steps=1000000 >said.0 2>&1 &
+job[0]=$!
+while [ ! -e gone/samples/prompt-003/step-000002.mp4 ] && kill -0 "${job[0]}" 2>/dev/null; do sleep 0.02; done
+rm model/transformer
+wait "${job[0]}" && fail "a run without its lent expert"
+grep -q '^dsv: training stopped, gone/checkpoint-[0-9]* is whole: model/transformer: ' said.0 || fail "its sentence"
+[ -e "gone/$(cat gone/latest)/lora_low_noise.safetensors" ] || fail "nothing was saved"
+echo "the clips of two ranks are those of one, and a run without its lent expert loses nothing"
