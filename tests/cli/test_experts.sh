@@ -60,6 +60,7 @@ job[0]=$!
 while [ ! -e gone/samples/prompt-003/step-000002.mp4 ] && kill -0 "${job[0]}" 2>/dev/null; do sleep 0.02; done
 rm model/transformer
 wait "${job[0]}" && fail "a run without its lent expert"
-grep -q '^dsv: training stopped, gone/checkpoint-[0-9]* is whole: model/transformer: ' said.0 || fail "its sentence"
+grep -q '^dsv: training stopped, gone/checkpoint-[0-9]* is whole: model/transformer: ' said.0 ||
+    fail "its sentence"
 [ -e "gone/$(cat gone/latest)/lora_low_noise.safetensors" ] || fail "nothing was saved"
 echo "the clips of two ranks are those of one, and a run without its lent expert loses nothing"
