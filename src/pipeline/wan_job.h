@@ -36,9 +36,9 @@ typedef struct DsviWanJob {
     float *noise;                        /* or NULL */
     float *first_picture, *last_picture; /* (3, H, W) of the clip's first and last frame; or NULL */
     float *image; /* (in_channels - out_channels, F, H, W) of the latent: the pictures, encoded; or NULL */
-    int64_t image_len; /* image rows that the transformer attends, those of all pictures together; 0: none */
-    float *pixels;     /* (pictures, 3, side, side) as the image encoder takes them; or NULL */
-    float *image_rows; /* (image_len, image_dim) the image encoder's states; or NULL */
+    int64_t image_len;  /* image rows that the transformer attends, those of all pictures together; 0: none */
+    float *pixels;      /* (pictures, 3, side, side) as the image encoder takes them; or NULL */
+    float *image_rows;  /* (image_len, image_dim) the image encoder's states; or NULL */
     bool given_first;   /* the picture is the clip's first latent frame (TI2V-5B) */
     float *first_frame; /* with given_first: (channels, 1, H, W) of the latent: the picture, encoded */
     float *rows, *negative_rows;          /* (text_len, text_dim) of the present clip, and of all clips */

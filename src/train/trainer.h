@@ -150,9 +150,9 @@ typedef struct DsviTrainerArgs {
     const DsviDeviceSpeeds *speeds;    /* with offload=auto; NULL: measured, if the options allow it */
     int64_t ranks_here;                /* with offload=auto: ranks that share the host's memory; 0: counted by
                                         * dsvi_trainer_create */
-    DsviSparseLog *log;                /* receives decisions of the sparse layer and parallel plans; or NULL */
-    DsviSparseLog *plan_log;           /* receives the table of offload=auto; or NULL */
-    void *log_context;                 /* passed to both logs */
+    DsviSparseLog *log;      /* receives decisions of the sparse layer and parallel plans; or NULL */
+    DsviSparseLog *plan_log; /* receives the table of offload=auto; or NULL */
+    void *log_context;       /* passed to both logs */
 } DsviTrainerArgs;
 
 /* Plans and allocates memory and sets up all parts; the weights are not initialised. With several ranks,

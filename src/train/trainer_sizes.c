@@ -28,13 +28,13 @@ static DsvStatus list_size(DsviTrainer *t, const DsviClipSize *clip, bool named)
     DsvStatus status = t->codec->latent_shape(t->codec, size->video, &size->latent);
     if (status == DSV_OK)
         status = dsvi_dit_check_input(&t->config, t->codec, size->latent);
+    if (status != DSV_OK)
+        return named ? dsvi_fail_prefix(status, "data.buckets: %s", dsvi_clip_size_text(clip, text)) : status;
     size->elements = video_elements(&size->latent);
     size->inputs = size->elements / size->latent.channels * t->config.in_channels;
     if (size->inputs > t->inputs_max)
         t->inputs_max = size->inputs;
-    return status == DSV_OK || !named
-               ? status
-               : dsvi_fail_prefix(status, "data.buckets: %s", dsvi_clip_size_text(clip, text));
+    return DSV_OK;
 }
 
 /* Returns by how much the pixels of a size differ from those of the settings' size, as a logarithm. */

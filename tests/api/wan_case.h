@@ -67,7 +67,9 @@ static inline void wan_case_make(const char *set)
     for (size_t i = 0; i < sizeof OF_SET / sizeof *OF_SET; i++) {
         snprintf(from, sizeof from, "%s/%s", set, OF_SET[i]);
         snprintf(to, sizeof to, "model/%s", OF_SET[i]);
-        wan_case_link(from, to);
+        (void)unlink(scratch_path(to));
+        if (dsvi_path_exists(golden_path(from)))
+            wan_case_link(from, to);
     }
     wan_case_link("pipe_a/vae", "model/vae");
     wan_case_link("pipe_a/text_encoder", "model/text_encoder");

@@ -102,12 +102,12 @@ typedef struct DsviDitEmbedded {
 /* Scratch buffers. Their contents are valid within one sub-layer, unless noted. Several of them share memory:
  * dit_plan.c has the table. */
 typedef struct DsviDitScratch {
-    void *x1;                   /* (B, S, C) acc: residual stream after self-attention of a block */
-    void *modulation;           /* (num_layers, B, T, 6, C) acc: modulation of all blocks; valid from forward to
-                                 * backward pass */
-    void *h;                    /* (B, S, C) act: output of a norm, or the output of cross-attention; in the
-                                 * backward pass also the gradient of attention's output */
-    void *q, *k;                /* (B, S, C) act: after norm and RoPE */
+    void *x1;         /* (B, S, C) acc: residual stream after self-attention of a block */
+    void *modulation; /* (num_layers, B, T, 6, C) acc: modulation of all blocks; valid from forward to
+                       * backward pass */
+    void *h;          /* (B, S, C) act: output of a norm, or the output of cross-attention; in the
+                       * backward pass also the gradient of attention's output */
+    void *q, *k;      /* (B, S, C) act: after norm and RoPE */
     void *ffn_hidden, *ffn_act; /* (ffn_rows, ffn) act: those of DsviDitSaved unless a block keeps all */
     void *cross_k;              /* (B, max(L, R), C) act: of text or image, after norm */
     void *mean, *rstd;          /* (B, max(S, L, R)) acc: statistics of the norm computed last */
@@ -188,17 +188,17 @@ struct DsviDit {
     int64_t time_begin[3];           /* those of time t are of_time[time_begin[t]..time_begin[t + 1]) */
     void *loss_weight;               /* (S, out_channels * patch) acc, with shape.loss: 0 in the first frame,
                                       * the same number in all others, mean 1 over all ranks */
-    void **residual;             /* (num_layers + 1) pointers to (B, S, C) acc: the input of each block and of
-                                  * the head. Without backward all are the same buffer; those of the stack
-                                  * take turns in two buffers */
-    DsviDitSaved *saved;         /* (num_layers). Without backward, blocks share all buffers;
-                                  * otherwise they share those that they do not keep */
-    DsviDitSaved shared;         /* the buffers that blocks share */
-    DsviDitKept *kept;           /* (num_layers) what each block keeps; without backward DSVI_KEEP_INPUT */
-    int64_t last_shared;         /* the last block that does not keep all; -1: none */
-    int64_t *number;             /* (num_layers + 1) number in the stack of each block and of the head; -1:
-                                  * not in the stack */
-    int64_t stacked;             /* number of blocks in the stack; if it is not 0 the head comes after them */
+    void **residual;     /* (num_layers + 1) pointers to (B, S, C) acc: the input of each block and of
+                          * the head. Without backward all are the same buffer; those of the stack
+                          * take turns in two buffers */
+    DsviDitSaved *saved; /* (num_layers). Without backward, blocks share all buffers;
+                          * otherwise they share those that they do not keep */
+    DsviDitSaved shared; /* the buffers that blocks share */
+    DsviDitKept *kept;   /* (num_layers) what each block keeps; without backward DSVI_KEEP_INPUT */
+    int64_t last_shared; /* the last block that does not keep all; -1: none */
+    int64_t *number;     /* (num_layers + 1) number in the stack of each block and of the head; -1:
+                          * not in the stack */
+    int64_t stacked;     /* number of blocks in the stack; if it is not 0 the head comes after them */
     DsviDitStackSet stack[DSVI_STACK_SETS];
     DsviDitEmbedded embedded;
     DsviDitScratch scratch;
