@@ -1,6 +1,6 @@
 /** @file
- * Planning before there is a run: how ranks that share a clip would divide its self-attention and what that
- * would cost, and how training fits into little memory. */
+ * Plans that need no run: how ranks that share a clip divide its self-attention, how much time each division
+ * takes, and how training fits into little memory. */
 #ifndef DSV_PLAN_H
 #define DSV_PLAN_H
 

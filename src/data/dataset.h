@@ -55,8 +55,9 @@ typedef struct DsviDataset {
     bool sized;          /* the sizes of the items are those of data.buckets */
     bool fixed;          /* each item is one window of a clip, which begins at its `start` */
     DsviClipSizes sizes; /* at which the items are trained */
-    /* The places of an epoch, those of sizes.at[0] first, then those of the next: of each size all items in
-     * ascending order, then again those that repeat, and so on. NULL: one size, and no item repeats. */
+    /* The items that an epoch uses, size after size. The part of one size lists all items of this size in
+     * ascending order, then the items with repeats of 2 or more, then those with 3 or more, up to the
+     * largest. NULL: there is one size, and each item is used once. */
     int64_t *order;
     int64_t first_of[DSVI_CLIP_SIZES_MAX + 1]; /* where the places of a size begin in `order` */
     int64_t items_of[DSVI_CLIP_SIZES_MAX];     /* items of a size, without repeats */

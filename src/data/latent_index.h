@@ -19,8 +19,8 @@ extern "C" {
 typedef struct DsviLatentModel {
     DsviHashKey vae;    /* identity of the VAE; unknown if the codec is none */
     DsviDtype vae_type; /* in which the VAE computed: F32 or BF16 */
-    bool condition;     /* after the channels of the latent, a window has those that an image-to-video
-                         * transformer takes beside it */
+    bool condition;     /* a stored window has the channels of the latent, then the mask and the encoded
+                         * picture that an image-to-video transformer takes as further channels */
     DsviTextStore text; /* the index does not store its folder */
 } DsviLatentModel;
 

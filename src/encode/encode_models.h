@@ -49,9 +49,10 @@ DsviTextIds dsvi_encode_models_ids(DsviEncodeModels *models);
 DsvStatus dsvi_encode_models_load_text(DsviEncodeModels *models, int64_t rows, DsviTextEncoder *out);
 void dsvi_encode_models_free_text(DsviEncodeModels *models);
 
-/* Loads the VAE. The caller sets the shapes in *out. The latents are the normalised means of its posterior,
- * for an image-to-video transformer followed by what it takes beside them (wan_condition.h). With a picture
- * other than the window's first frame the first latent frame for TI2V-5B is that of the picture. */
+/* Loads the VAE. The caller sets the shapes in *out. The latents are the normalised means of the VAE's
+ * posterior. For an image-to-video transformer, the channels of mask and encoded picture follow them
+ * (wan_condition.h). For TI2V-5B, if a list names a picture for the clip, the first latent frame is the
+ * encoded picture. */
 DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out);
 
 #ifdef __cplusplus

@@ -191,8 +191,8 @@ struct DsviDit {
     void **residual;     /* (num_layers + 1) pointers to (B, S, C) acc: the input of each block and of
                           * the head. Without backward all are the same buffer; those of the stack
                           * take turns in two buffers */
-    DsviDitSaved *saved; /* (num_layers). Without backward, blocks share all buffers;
-                          * otherwise they share those that they do not keep */
+    DsviDitSaved *saved; /* (num_layers). Without backward, all blocks have the same buffers; otherwise a
+                          * block has own buffers for the activations that it keeps */
     DsviDitSaved shared; /* the buffers that blocks share */
     DsviDitKept *kept;   /* (num_layers) what each block keeps; without backward DSVI_KEEP_INPUT */
     int64_t last_shared; /* the last block that does not keep all; -1: none */

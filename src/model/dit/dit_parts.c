@@ -237,22 +237,22 @@ DsviTokenList dsvi_dit_tokens_of_time(const DsviDit *dit, int64_t time, int64_t 
                            .count = tokens_below(token, count, end) - below};
 }
 
-/* Returns the place, `place` elements behind `base`, or NULL if this is NULL. */
-static void *behind(const DsviDit *dit, const void *base, int64_t place)
+/* Returns the address of element `index` of the array `base`, or NULL if base is NULL. */
+static void *element_of(const DsviDit *dit, const void *base, int64_t index)
 {
-    return base ? dsvi_dit_at(base, dit->acc, place) : NULL;
+    return base ? dsvi_dit_at(base, dit->acc, index) : NULL;
 }
 
 void dsvi_dit_sum_of_time(const DsviDit *dit, int64_t time, DsviTokenList only, DsviGateResidualArgs *sum)
 {
     int64_t place = time * (sum->gate_stride / dit->times);
     sum->only = only;
-    sum->gate = behind(dit, sum->gate, place);
-    sum->dgate = behind(dit, sum->dgate, place);
+    sum->gate = element_of(dit, sum->gate, place);
+    sum->dgate = element_of(dit, sum->dgate, place);
 }
 
 /* Runs a norm once for each time of a sample, over the tokens of this time, with the residual sum before it
- * (forward) or behind it (backward). */
+ * (forward) or after it (backward). */
 static DsvStatus run_norm(const DsviDit *dit, const DsviDitNorm *norm, const DsviGateResidualArgs *sum,
                           bool backward)
 {
@@ -264,10 +264,10 @@ static DsvStatus run_norm(const DsviDit *dit, const DsviDitNorm *norm, const Dsv
         args.only = dsvi_dit_tokens_of_time(dit, time, 0, dit->tokens);
         if (args.only.count == 0)
             continue;
-        args.scale = behind(dit, args.scale, place);
-        args.shift = behind(dit, args.shift, place);
-        args.dscale = behind(dit, args.dscale, place);
-        args.dshift = behind(dit, args.dshift, place);
+        args.scale = element_of(dit, args.scale, place);
+        args.shift = element_of(dit, args.shift, place);
+        args.dscale = element_of(dit, args.dscale, place);
+        args.dshift = element_of(dit, args.dshift, place);
         dsvi_dit_sum_of_time(dit, time, args.only, &some);
         if (sum)
             *(backward ? &args.then : &args.sum) = &some;

@@ -3,8 +3,8 @@
  *
  * - diffusers: model_index.json; transformer/ (and transformer_2/), vae/, text_encoder/, tokenizer/,
  *   scheduler/; image_encoder/ and image_processor/ of models that attend states of pictures
- * - Wan repository: config.json (WanModel), diffusion_pytorch_model*.safetensors, the VAE and the text
- * encoder as files beside them, google/umt5-xxl/
+ * - Wan repository: one folder with config.json (WanModel), diffusion_pytorch_model*.safetensors, a file of
+ *   the VAE, a file of the text encoder, and google/umt5-xxl/
  * - ComfyUI: diffusion_models/, vae/ and text_encoders/ with one safetensors file per part; also the same
  *   files in one folder, and a file of diffusion_models/ itself
  *
