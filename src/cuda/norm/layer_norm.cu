@@ -62,8 +62,7 @@ __device__ __forceinline__ float gradient(float g, float z, float2 mean, float r
 
 /* Returns `args` with all samples of the batch joined to one if this is possible, so that a grid then
  * divides tokens only. It is possible if all samples have the same scale and shift and there are no gates,
- * which differ between samples. A list
- * of tokens is the same in all samples, so it prevents joining. */
+ * which differ between samples. A list of tokens is the same in all samples, so it prevents joining. */
 static DsviLayerNormArgs joined_samples(const DsviLayerNormArgs *args)
 {
     DsviLayerNormArgs all = *args;
@@ -470,15 +469,17 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS) layer_norm_bwd_long_kernel(c
 }
 
 /* Adds the gradients of scale and shift to dscale and dshift, for rows too long for registers. A thread adds
- * every SUM_LINES-th row of a sample in one column. */
+ * every SUM_LINES-th row in one column, over the rows of all samples that share scale and shift: two thread
+ * blocks must not add to the same element. */
 template <typename T>
 __global__ void __launch_bounds__(WARP *SUM_LINES) modulation_bwd_long_kernel(const DsviLayerNormArgs args)
 {
     int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x;
-    for (int64_t sample = blockIdx.y; sample < args.batch; sample += gridDim.y) {
+    int64_t sharing = args.sample_stride == 0 ? args.batch : 1, rows = sharing * args.only.count;
+    for (int64_t sample = blockIdx.y; sample < args.batch / sharing; sample += gridDim.y) {
         float sum[2] = {0.f, 0.f};
-        for (int64_t i = threadIdx.y; column < args.channels && i < args.only.count; i += SUM_LINES) {
-            int64_t row = listed_row(args.only, args.tokens, sample * args.only.count + i);
+        for (int64_t i = threadIdx.y; column < args.channels && i < rows; i += SUM_LINES) {
+            int64_t row = listed_row(args.only, args.tokens, sample * rows + i);
             Statistics of = {((const float *)args.mean)[row], ((const float *)args.rstd)[row]};
             float dy = to_float(row_of<T>(args.dy, row, args.channels)[column]);
             sum[0] += dy * normalised(row_of<float>(args.x, row, args.channels)[column], of);
