@@ -27,8 +27,13 @@ enum {
 /* Demuxers that may be used. FFmpeg's other demuxers accept pictures and texts as video, or are playlists,
  * which open files and addresses that a hostile file names. */
 static const char CONTAINERS[] = "mov,mp4,matroska,webm,avi,mpeg,mpegts,flv,ogg,asf";
-/* The demuxers of files whose names end like those of pictures: each takes one picture from one file. */
-static const char PICTURES[] = "png_pipe,jpeg_pipe";
+
+/* The demuxers of pictures: each takes one picture from one file. The first bytes of a file tell which one.
+ * FFmpeg's own choice goes by the name of the file if a JPEG file is longer than what FFmpeg looks at. */
+static const struct {
+    const char *demuxer, *signature;
+} PICTURES[] = {{"png_pipe", "\x89PNG\r\n\x1a\n"}, {"jpeg_pipe", "\xff\xd8\xff"}};
+enum { PICTURE_KINDS = sizeof PICTURES / sizeof *PICTURES, SIGNATURE_MAX = 8 };
 
 bool dsvi_clip_is_picture(const char *path)
 {
@@ -55,26 +60,47 @@ static DsvStatus clip_stream_check_file(const char *path)
     return DSV_OK;
 }
 
+/* Sets *demuxer to the picture file's. */
+static DsvStatus find_picture_demuxer(const char *path, const AVInputFormat **demuxer)
+{
+    char head[SIGNATURE_MAX] = {0};
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return DSVI_FAIL(DSV_E_IO, "%s: %s", path, strerror(errno));
+    size_t length = fread(head, 1, sizeof head, file);
+    fclose(file);
+    *demuxer = NULL;
+    for (int i = 0; i < PICTURE_KINDS; i++) {
+        size_t wanted = strlen(PICTURES[i].signature);
+        if (length >= wanted && memcmp(head, PICTURES[i].signature, wanted) == 0)
+            *demuxer = av_find_input_format(PICTURES[i].demuxer);
+    }
+    if (!*demuxer)
+        return DSVI_FAIL(DSV_E_FORMAT, "%s: not a PNG or JPEG file, or broken at its head", path);
+    return DSV_OK;
+}
+
 static DsvStatus open_container(DsviClipStream *s)
 {
     char url[DSVI_PATH_MAX + 8];
     AVDictionary *options = NULL;
+    const AVInputFormat *demuxer = NULL;
+    bool picture = dsvi_clip_is_picture(s->path);
     /* Without the prefix "file:", FFmpeg could take the part of a path before a colon as another protocol. */
     if (snprintf(url, sizeof url, "file:%s", s->path) >= (int)sizeof url)
         return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", s->path, DSVI_PATH_MAX - 1);
-    if (av_dict_set(&options, "format_whitelist", dsvi_clip_is_picture(s->path) ? PICTURES : CONTAINERS, 0) <
-            0 ||
+    if (picture)
+        DSVI_TRY(find_picture_demuxer(s->path, &demuxer));
+    if ((!picture && av_dict_set(&options, "format_whitelist", CONTAINERS, 0) < 0) ||
         av_dict_set(&options, "protocol_whitelist", "file", 0) < 0) {
         av_dict_free(&options);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory to open it", s->path);
     }
-    int code = avformat_open_input(&s->format, url, NULL, &options);
+    int code = avformat_open_input(&s->format, url, demuxer, &options);
     av_dict_free(&options);
     if (code < 0)
         return dsvi_ffmpeg_fail(DSV_E_FORMAT, s->path,
-                                dsvi_clip_is_picture(s->path)
-                                    ? "not a PNG or JPEG file, or broken at its head"
-                                    : "not a video file, or broken at its head",
+                                picture ? "broken at its head" : "not a video file, or broken at its head",
                                 code);
     s->format->flags |= AVFMT_FLAG_DISCARD_CORRUPT;
     code = avformat_find_stream_info(s->format, NULL);

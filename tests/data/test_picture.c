@@ -102,6 +102,18 @@ static DsvStatus read_small(const char *name)
     return dsvi_picture_read(scratch_path(name), 8, 8, pixels, &height, &width);
 }
 
+/* Files are told apart by their first bytes: neither a long JPEG file, whose end FFmpeg does not look at, nor
+ * one whose name has the ending of another kind is taken for something else. */
+static void the_first_bytes_tell_the_kind(void **state)
+{
+    (void)state;
+    run_ffmpeg("-f lavfi -i nullsrc=s=960x540,noise=alls=100 -frames:v 1 -q:v 1 long.jpg");
+    assert_ok(read_small("long.jpg"));
+    free(make_png(scratch_path("named.png"), 12, 20));
+    run_ffmpeg("-i named.png -f image2 -c:v png misnamed.jpg");
+    assert_ok(read_small("misnamed.jpg"));
+}
+
 static void transparent_pixels_are_refused(void **state)
 {
     static const char *const FORMATS[] = {"format=rgba", "format=rgba64be", "format=ya8",
@@ -154,6 +166,7 @@ int main(void)
         cmocka_unit_test(bytes_are_read_in_the_picture_s_own_size),
         cmocka_unit_test(the_middle_is_cropped),
         cmocka_unit_test(a_photograph_is_turned_upright),
+        cmocka_unit_test(the_first_bytes_tell_the_kind),
         cmocka_unit_test(transparent_pixels_are_refused),
         cmocka_unit_test(faulty_files_are_named),
     };
