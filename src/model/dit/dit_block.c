@@ -31,10 +31,12 @@ static bool runs_again(const DsviDit *dit, int64_t block)
 
 /* Returns whether the block's backward pass goes through the block's last sum itself, part by part of the
  * rows: because the sum is only known then or, whatever the block keeps, because sums over rows depend on the
- * parts. */
+ * parts. In deterministic mode all blocks do so: otherwise the next norm's op would add up over the rows in
+ * another order, and the last bits of the gradients would depend on what blocks keep. */
 static bool sums_itself(const DsviDit *dit, int64_t block)
 {
-    return runs_again(dit, block) || dsvi_dit_ffn_rows(dit) < dit->batch * dit->tokens;
+    return runs_again(dit, block) || dsvi_dit_ffn_rows(dit) < dit->batch * dit->tokens ||
+           dit->backend->device->deterministic;
 }
 
 /* ---- modulation: m = table + e0 ---- */
