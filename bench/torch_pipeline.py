@@ -67,8 +67,8 @@ def load_text_encoder(args):
 
 
 def load_pipeline(args):
-    from diffusers import WanPipeline
-    pipeline = WanPipeline.from_pretrained(args.folder, torch_dtype=torch.bfloat16).to(args.device)
+    from diffusers import DiffusionPipeline
+    pipeline = DiffusionPipeline.from_pretrained(args.folder, torch_dtype=torch.bfloat16).to(args.device)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

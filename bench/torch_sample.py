@@ -12,7 +12,8 @@ run.
 
 FOLDER may come from wan_folder.py. With random weights attention is nearly uniform, so that no list of few
 keys holds much of it: the bounds of the guard are then set to 0 for the run `sparse` (--bounds keeps them).
-key=value are options of dsv, for both of its runs."""
+key=value are options of dsv, for both of its runs. --image is the first frame, for models of image to
+video. Of two experts diffusers keeps both on the device, and all its steps that are timed run the first."""
 import argparse
 import json
 import pathlib
@@ -22,6 +23,7 @@ import tempfile
 import time
 
 import torch
+from PIL import Image
 from torch.nn.attention import sdpa_kernel
 
 from side_by_side import add_record_flags, clock, record, setting, use_threads
@@ -45,6 +47,8 @@ def run_dsv(args, sparse):
     frames, height, width = size_of(args)
     words = [f"num_frames={frames}", f"height={height}", f"width={width}", f"device={args.device}",
              f"threads={args.threads}", f"num_inference_steps={args.steps}", "guidance_scale=5"]
+    if args.image:
+        words += ["--image", str(args.image)]
     if sparse:
         words += args.sparse.split() + ([] if args.bounds else NO_BOUNDS.split())
     with tempfile.TemporaryDirectory() as place, Watch(args.device) as watch:
@@ -66,15 +70,23 @@ def run_dsv(args, sparse):
     return figures
 
 
+def experts_of(pipeline):
+    both = (pipeline.transformer, getattr(pipeline, "transformer_2", None))
+    return [transformer for transformer in both if transformer is not None]
+
+
 def run_diffusers(args, mode):
-    """Figures of WanPipeline. A step lasts from the end of the one before; decoding follows the last."""
+    """Figures of the pipeline that model_index.json names. A step lasts from the end of the one before;
+    decoding follows the last."""
     release(args.device)
     begin = clock(args.device)
     pipeline, (frames, height, width) = load_pipeline(args), size_of(args)
     if mode == "compiled":
-        pipeline.transformer.compile_repeated_blocks(mode=args.compile)
+        for transformer in experts_of(pipeline):
+            transformer.compile_repeated_blocks(mode=args.compile)
         pipeline.vae.decoder = compiled(args, pipeline.vae.decoder)
     loaded = clock(args.device)
+    given = {"image": Image.open(args.image).convert("RGB")} if args.image else {}
     ends = []
 
     def step_ended(_pipeline, _step, _timestep, tensors):
@@ -85,7 +97,7 @@ def run_diffusers(args, mode):
         ends.clear()
         with torch.no_grad():
             pipeline(prompt=PROMPT, negative_prompt=NEGATIVE, height=height, width=width, num_frames=frames,
-                     num_inference_steps=steps, guidance_scale=5.0, output_type="pt",
+                     num_inference_steps=steps, guidance_scale=5.0, output_type="pt", **given,
                      callback_on_step_end=step_ended)
         return clock(args.device) - ends[-1]
     if mode == "compiled":
@@ -131,6 +143,7 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--runs", type=lambda text: text.split(","), default=list(RUNS),
                         help=f"what to run, of {','.join(RUNS)}, in this order")
+    parser.add_argument("--image", type=pathlib.Path, help="PNG or JPEG file with the first frame")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--torch-steps", type=int, default=5, help="steps of diffusers that are timed")
     parser.add_argument("--sparse", default=SPARSE, help="options of the run `sparse`, divided by blanks")
