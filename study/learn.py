@@ -347,7 +347,8 @@ def announce(run, left):
     if run.finished():
         print(f"{run.title}: {run.result()}, {seconds:.0f} s{where}; {left} runs left", flush=True)
         return False
-    if run.process.returncode in (130, 143):
+    # 0: stopped while dsv measured the held-out loss of the last step; a resumed run measures this loss again
+    if run.process.returncode in (0, 130, 143):
         print(f"{run.title}: stopped, will resume next time", flush=True)
         return False
     print(f"{run.title}: failed with exit status {run.process.returncode}: {run.last_words()}", flush=True)
@@ -510,4 +511,5 @@ def main():
     return 1 if train(args, left) else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,11 +8,13 @@ import random
 import subprocess
 import sys
 import tempfile
+import types
 
 STUDY = pathlib.Path(__file__).resolve().parents[2] / "study"
 sys.path.insert(0, str(STUDY))
 import experts_plan  # noqa: E402
 import experts_table  # noqa: E402
+import learn  # noqa: E402
 
 # A run's held-out loss tells its last step and range of noise levels: 1 for the single model (which measures
 # itself in both ranges after its last step), 0.9 for experts of high noise, and 1.2 for those of low noise.
@@ -103,7 +105,16 @@ def test_experts(work):
     assert len(rows) == len(plan["pairs"]) and any("+20.00" in line for line in lines), lines
 
 
+def test_stopped_runs_resume():
+    """dsv ends with status 0 if SIGTERM stops it while it measures the held-out loss of the last step."""
+    for status, fails in ((0, False), (130, False), (143, False), (1, True), (-9, True)):
+        run = types.SimpleNamespace(title="a run", gpu=None, started=0, finished=lambda: False,
+                                    last_words=lambda: "", process=types.SimpleNamespace(returncode=status))
+        assert learn.announce(run, 0) == fails, status
+
+
 with tempfile.TemporaryDirectory(prefix="dsv-test-") as folder:
     test_wall_plan(pathlib.Path(folder))
     test_share()
     test_experts(pathlib.Path(folder))
+test_stopped_runs_resume()
