@@ -101,7 +101,9 @@ format:
 tidy: deps
 	@tools/deps.sh clang clang-tidy libomp-dev
 	@cmake --preset clang --log-level=NOTICE
-	@run-clang-tidy-14 -quiet -p build/clang '^$(CURDIR)/(src|cli|study)/.*\.c$$' >build/clang/tidy.log 2>&1 || \
+	@tools/tidy_commands build/clang build/clang/tidy
+	@run-clang-tidy-14 -quiet -p build/clang/tidy '^$(CURDIR)/(src|cli|study)/.*\.c$$' \
+		>build/clang/tidy.log 2>&1 || \
 		{ grep -E -A3 '(error|warning): ' build/clang/tidy.log; exit 1; }
 	@echo 'clang-tidy found no errors or warnings'
 
