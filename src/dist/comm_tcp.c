@@ -21,7 +21,7 @@
 
 enum { CHECK_EVERY_MS = 20 }; /* milliseconds between checks of all connections for failures */
 #define MEET_S 300.0          /* seconds within which all ranks must connect, at most */
-#define FINISH_S 1.0          /* seconds that a failed rank tries to complete frames that are sent in part */
+#define FINISH_S 3.0 /* seconds without progress after which a failed rank gives up frames sent in part */
 
 /* Connections of this process, shared by all groups. */
 typedef struct World {
@@ -42,6 +42,7 @@ typedef struct Frame {
     const DsviPiece *piece;
     size_t moved; /* bytes of head and piece that are sent or received */
     bool needed;  /* false: nothing is exchanged with this rank */
+    bool report;  /* the frame of a failure follows this frame */
 } Frame;
 
 typedef struct TcpComm {
@@ -251,8 +252,8 @@ static void begin_frames(TcpComm *t, const DsviPiece *send, const DsviPiece *rec
     for (int64_t r = 0; r < t->comm.size; r++) {
         bool other = r != t->comm.rank;
         t->out[r] = (Frame){
-            {DSVI_FRAME_DATA, t->group, send[r].bytes}, &send[r], 0, other && send[r].bytes > 0};
-        t->in[r] = (Frame){{0, 0, 0}, &receive[r], 0, other && receive[r].bytes > 0};
+            {DSVI_FRAME_DATA, t->group, send[r].bytes}, &send[r], 0, other && send[r].bytes > 0, false};
+        t->in[r] = (Frame){{0, 0, 0}, &receive[r], 0, other && receive[r].bytes > 0, false};
     }
 }
 
@@ -267,30 +268,46 @@ static void tcp_timed_out(TcpComm *t)
     tcp_set_failed(t->world, sentence, true);
 }
 
+/* Continues a frame that is sent in part. Once the frame is complete and the connection is writable again,
+ * which means that a short frame fits, sends the failure. */
+static void finish_frame(TcpComm *t, int64_t rank)
+{
+    World *w = t->world;
+    int64_t r = t->world_rank[rank];
+    if (!w->within[r]) {
+        send_failure(w, r);
+        t->out[rank].report = false;
+    } else if (move_frame(w->socket[r], &t->out[rank], true)) {
+        w->within[r] = unfinished(&t->out[rank]);
+    } else {
+        close_connection(w, r);
+        t->out[rank].report = false;
+    }
+}
+
 /* Called after a failure, which another thread may have detected. Completes frames that are sent in part,
- * because a receiver would take anything else for their payload; then sends them the failure. */
+ * because a receiver would take anything else for their payload; then sends them the failure. Gives up when
+ * no receiver has taken anything for FINISH_S, but not earlier: an overloaded machine can stop a receiver for
+ * seconds, and without the frame of the failure the receiver would only see that this rank has ended. */
 static void finish_frames(TcpComm *t)
 {
     World *w = t->world;
-    double until = dsvi_clock_seconds() + FINISH_S;
-    for (int moving = 1; moving > 0 && dsvi_clock_seconds() < until;) {
+    double progress = dsvi_clock_seconds();
+    for (int64_t r = 0; r < t->comm.size; r++)
+        t->out[r].report = w->socket[t->world_rank[r]] >= 0 && w->within[t->world_rank[r]];
+    for (int moving = 1; moving > 0 && dsvi_clock_seconds() - progress < FINISH_S;) {
         moving = 0;
         for (int64_t r = 0; r < t->comm.size; r++) {
-            bool within = w->socket[t->world_rank[r]] >= 0 && w->within[t->world_rank[r]];
-            t->poller[r] = (struct pollfd){within ? w->socket[t->world_rank[r]] : -1, POLLOUT, 0};
-            moving += within;
+            bool report = t->out[r].report;
+            t->poller[r] = (struct pollfd){report ? w->socket[t->world_rank[r]] : -1, POLLOUT, 0};
+            moving += report;
         }
         if (moving == 0 || poll(t->poller, (nfds_t)t->comm.size, CHECK_EVERY_MS) <= 0)
             continue;
-        for (int64_t r = 0; r < t->comm.size; r++) {
-            if (t->poller[r].fd < 0 || !t->poller[r].revents)
-                continue;
-            if (move_frame(t->poller[r].fd, &t->out[r], true))
-                w->within[t->world_rank[r]] = unfinished(&t->out[r]);
-            else
-                close_connection(w, t->world_rank[r]);
-            send_failure(w, t->world_rank[r]);
-        }
+        progress = dsvi_clock_seconds();
+        for (int64_t r = 0; r < t->comm.size; r++)
+            if (t->poller[r].fd >= 0 && t->poller[r].revents)
+                finish_frame(t, r);
     }
     w->notify = false;
 }
