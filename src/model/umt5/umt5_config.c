@@ -1,15 +1,16 @@
 /* config.json of a text encoder, with the keys of the package transformers. */
-#include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
 #include "base/fs.h"
+#include "model/model_config.h"
 #include "model/umt5/umt5_internal.h"
 
-enum { CONFIG_BYTES_MAX = 1 << 20, HEAD_MULTIPLE = 8 };
+static const char UMT5_TYPE[] = "umt5", UMT5_CLASS[] = "UMT5";
+
+enum { HEAD_MULTIPLE = 8 };
 
 typedef struct Umt5Field {
     const char *key;
@@ -55,42 +56,12 @@ DsvStatus dsvi_umt5_config_check(const DsviUmt5Config *config, const char *where
     return DSV_OK;
 }
 
-/* Returns whether the file describes a UMT5 model: by its model type, or by the class of the model. */
-static bool umt5_config_names_umt5(const cJSON *object)
-{
-    const cJSON *classes = cJSON_GetObjectItemCaseSensitive(object, "architectures");
-    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "model_type"));
-    const char *class_name = cJSON_GetStringValue(cJSON_GetArrayItem(classes, 0));
-    if (type)
-        return strcmp(type, "umt5") == 0;
-    return class_name && strncmp(class_name, "UMT5", 4) == 0;
-}
-
-static DsvStatus umt5_config_read_field(const cJSON *object, const char *path, const Umt5Field *field,
-                                        DsviUmt5Config *out)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, field->key);
-    int64_t *value = (int64_t *)((char *)out + field->offset);
-    *value = field->absent;
-    if (!item)
-        return DSV_OK;
-    double number = cJSON_GetNumberValue(item); /* NaN if the item is no number */
-    if (!(number >= 0 && number <= 1e15 && number == floor(number)))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: key %s is not a whole number", path, field->key);
-    *value = (int64_t)number;
-    return DSV_OK;
-}
-
 /* Fails if the file describes another model, or a variant of UMT5 that dsv does not implement. */
 static DsvStatus umt5_config_check_variant(const cJSON *object, const char *path)
 {
     static const char *const wanted[][2] = {{"feed_forward_proj", "gated-gelu"},
                                             {"dense_act_fn", "gelu_new"}};
-    if (!umt5_config_names_umt5(object)) {
-        const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "model_type"));
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: model_type is %.64s, expected umt5", path,
-                         type ? type : "not there");
-    }
+    DSVI_TRY(dsvi_model_config_require(object, path, UMT5_TYPE, UMT5_CLASS));
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, wanted[i][0]);
         const char *found = cJSON_GetStringValue(item);
@@ -103,32 +74,19 @@ static DsvStatus umt5_config_check_variant(const cJSON *object, const char *path
 
 static DsvStatus umt5_config_read_object(const cJSON *object, const char *path, DsviUmt5Config *out)
 {
-    const cJSON *eps = cJSON_GetObjectItemCaseSensitive(object, "layer_norm_epsilon");
     DSVI_TRY(umt5_config_check_variant(object, path));
     for (int i = 0; i < FIELD_COUNT; i++)
-        DSVI_TRY(umt5_config_read_field(object, path, &FIELDS[i], out));
-    if (eps && !cJSON_IsNumber(eps))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: key layer_norm_epsilon is not a number", path);
-    out->eps = eps ? cJSON_GetNumberValue(eps) : DSVI_UMT5_EPS;
+        DSVI_TRY(dsvi_model_config_whole(object, path, FIELDS[i].key, FIELDS[i].absent,
+                                         (int64_t *)((char *)out + FIELDS[i].offset)));
+    DSVI_TRY(dsvi_model_config_number(object, path, "layer_norm_epsilon", DSVI_UMT5_EPS, &out->eps));
     return dsvi_umt5_config_check(out, path);
-}
-
-static DsvStatus umt5_config_parse(const char *path, cJSON **out)
-{
-    char *text = NULL;
-    size_t bytes;
-    *out = NULL;
-    DSVI_TRY(dsvi_file_read(path, CONFIG_BYTES_MAX, &text, &bytes));
-    *out = cJSON_ParseWithLength(text, bytes);
-    free(text);
-    return cJSON_IsObject(*out) ? DSV_OK : DSVI_FAIL(DSV_E_FORMAT, "%s: not a JSON object", path);
 }
 
 DsvStatus dsvi_umt5_config_read(const char *path, DsviUmt5Config *out)
 {
     cJSON *object;
     memset(out, 0, sizeof *out);
-    DsvStatus status = umt5_config_parse(path, &object);
+    DsvStatus status = dsvi_model_config_parse(path, &object);
     if (status == DSV_OK)
         status = umt5_config_read_object(object, path, out);
     cJSON_Delete(object);
@@ -138,7 +96,8 @@ DsvStatus dsvi_umt5_config_read(const char *path, DsviUmt5Config *out)
 static bool umt5_config_is_of_umt5(const char *path)
 {
     cJSON *object;
-    bool is = umt5_config_parse(path, &object) == DSV_OK && umt5_config_names_umt5(object);
+    bool is = dsvi_model_config_parse(path, &object) == DSV_OK &&
+              dsvi_model_config_is(object, UMT5_TYPE, UMT5_CLASS);
     cJSON_Delete(object);
     return is;
 }

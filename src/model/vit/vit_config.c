@@ -1,15 +1,16 @@
 /* config.json and preprocessor_config.json of an image encoder, with the keys of the package transformers. */
-#include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
 #include "base/fs.h"
+#include "model/model_config.h"
 #include "model/vit/vit_internal.h"
 
-enum { CONFIG_BYTES_MAX = 1 << 20, CHANNELS = 3, BICUBIC = 3, EDGE_MAX = 16384 };
+static const char VIT_TYPE[] = "clip_vision_model", VIT_CLASS[] = "CLIPVisionModel";
+
+enum { CHANNELS = 3, BICUBIC = 3, EDGE_MAX = 16384 };
 
 typedef struct VitField {
     const char *key;
@@ -35,43 +36,6 @@ int64_t dsvi_vit_rows(const DsviVitConfig *config)
 {
     const int64_t side = config->image_size / config->patch_size;
     return 1 + side * side;
-}
-
-static DsvStatus vit_config_parse(const char *path, cJSON **out)
-{
-    char *text = NULL;
-    size_t bytes;
-    *out = NULL;
-    DSVI_TRY(dsvi_file_read(path, CONFIG_BYTES_MAX, &text, &bytes));
-    *out = cJSON_ParseWithLength(text, bytes);
-    free(text);
-    return cJSON_IsObject(*out) ? DSV_OK : DSVI_FAIL(DSV_E_FORMAT, "%s: not a JSON object", path);
-}
-
-/* Reads a whole number from 0 to 10^15; `absent` if the key is missing. */
-static DsvStatus vit_whole(const cJSON *object, const char *path, const char *key, int64_t absent,
-                           int64_t *out)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    *out = absent;
-    if (!item)
-        return DSV_OK;
-    double number = cJSON_GetNumberValue(item); /* NaN if the item is no number */
-    if (!(number >= 0 && number <= 1e15 && number == floor(number)))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: key %s is not a whole number", path, key);
-    *out = (int64_t)number;
-    return DSV_OK;
-}
-
-/* Returns whether the file describes an image encoder: by its model type, or by the class of the model. */
-static bool vit_config_names_clip(const cJSON *object)
-{
-    const cJSON *classes = cJSON_GetObjectItemCaseSensitive(object, "architectures");
-    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "model_type"));
-    const char *class_name = cJSON_GetStringValue(cJSON_GetArrayItem(classes, 0));
-    if (type)
-        return strcmp(type, "clip_vision_model") == 0;
-    return class_name && strncmp(class_name, "CLIPVisionModel", strlen("CLIPVisionModel")) == 0;
 }
 
 static DsvStatus vit_config_check(const DsviVitConfig *config, const char *path)
@@ -114,18 +78,11 @@ static DsvStatus vit_read_activation(const cJSON *object, const char *path, Dsvi
 
 static DsvStatus vit_config_read_object(const cJSON *object, const char *path, DsviVitConfig *out)
 {
-    const cJSON *eps = cJSON_GetObjectItemCaseSensitive(object, "layer_norm_eps");
-    if (!vit_config_names_clip(object)) {
-        const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "model_type"));
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: model_type is %.64s, expected clip_vision_model", path,
-                         type ? type : "not there");
-    }
+    DSVI_TRY(dsvi_model_config_require(object, path, VIT_TYPE, VIT_CLASS));
     for (int i = 0; i < FIELD_COUNT; i++)
-        DSVI_TRY(vit_whole(object, path, FIELDS[i].key, FIELDS[i].absent,
-                           (int64_t *)((char *)out + FIELDS[i].offset)));
-    if (eps && !cJSON_IsNumber(eps))
-        return DSVI_FAIL(DSV_E_FORMAT, "%s: key layer_norm_eps is not a number", path);
-    out->eps = eps ? cJSON_GetNumberValue(eps) : 1e-5;
+        DSVI_TRY(dsvi_model_config_whole(object, path, FIELDS[i].key, FIELDS[i].absent,
+                                         (int64_t *)((char *)out + FIELDS[i].offset)));
+    DSVI_TRY(dsvi_model_config_number(object, path, "layer_norm_eps", 1e-5, &out->eps));
     DSVI_TRY(vit_read_activation(object, path, &out->activation));
     return vit_config_check(out, path);
 }
@@ -134,7 +91,7 @@ DsvStatus dsvi_vit_config_read(const char *path, DsviVitConfig *out)
 {
     cJSON *object;
     memset(out, 0, sizeof *out);
-    DsvStatus status = vit_config_parse(path, &object);
+    DsvStatus status = dsvi_model_config_parse(path, &object);
     if (status == DSV_OK)
         status = vit_config_read_object(object, path, out);
     cJSON_Delete(object);
@@ -146,8 +103,8 @@ bool dsvi_vit_is(const char *path)
     char config[DSVI_PATH_MAX];
     cJSON *object = NULL;
     bool is = dsvi_path_is_folder(path) && dsvi_path_join(config, path, "config.json") == DSV_OK &&
-              dsvi_path_exists(config) && vit_config_parse(config, &object) == DSV_OK &&
-              vit_config_names_clip(object);
+              dsvi_path_exists(config) && dsvi_model_config_parse(config, &object) == DSV_OK &&
+              dsvi_model_config_is(object, VIT_TYPE, VIT_CLASS);
     cJSON_Delete(object);
     return is;
 }
@@ -160,8 +117,8 @@ static DsvStatus processor_length(const cJSON *object, const char *path, const c
     int64_t value = *length;
     if (cJSON_IsObject(item) && !cJSON_GetObjectItemCaseSensitive(item, key))
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: %s has no key %s", path, name, key);
-    DSVI_TRY(cJSON_IsObject(item) ? vit_whole(item, path, key, 0, &value)
-                                  : vit_whole(object, path, name, value, &value));
+    DSVI_TRY(cJSON_IsObject(item) ? dsvi_model_config_whole(item, path, key, 0, &value)
+                                  : dsvi_model_config_whole(object, path, name, value, &value));
     if (value < 1 || value > EDGE_MAX)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: %s is %lld, expected 1 to %d", path, name, (long long)value,
                          EDGE_MAX);
@@ -189,7 +146,7 @@ static DsvStatus processor_read_object(const cJSON *object, const char *path, Ds
     for (size_t i = 0; i < sizeof STEPS / sizeof *STEPS; i++)
         if (cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(object, STEPS[i])))
             return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: %s is false, expected true", path, STEPS[i]);
-    DSVI_TRY(vit_whole(object, path, "resample", BICUBIC, &resample));
+    DSVI_TRY(dsvi_model_config_whole(object, path, "resample", BICUBIC, &resample));
     if (resample != BICUBIC)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: resample is %lld, expected 3 (bicubic)", path,
                          (long long)resample);
@@ -219,7 +176,7 @@ DsvStatus dsvi_vit_processor_read(const char *path, DsviVitProcessor *out)
         .mean = {0.48145466, 0.4578275, 0.40821073},
         .std = {0.26862954, 0.26130258, 0.27577711},
     };
-    DsvStatus status = vit_config_parse(path, &object);
+    DsvStatus status = dsvi_model_config_parse(path, &object);
     if (status == DSV_OK)
         status = processor_read_object(object, path, out);
     cJSON_Delete(object);
