@@ -196,6 +196,9 @@ static void inspect_cache_models(const DsviInspection *to, const DsviLatentModel
     if (model->vae.hex[0])
         dsvi_inspect_print(to, "  latents of the VAE %s, computed in %s", model->vae.hex,
                            dsvi_dtype_name(model->vae_type));
+    if (model->image_encoder.hex[0])
+        dsvi_inspect_print(to, "  %" PRId64 " states of pictures for each window, of the image encoder %s",
+                           model->image.rows, model->image_encoder.hex);
     if (text->folder[0])
         dsvi_inspect_print(to, "  text states of the text encoder %s, rows of %" PRId64 " in %s",
                            text->encoder.hex, text->dim, dsvi_dtype_name(text->dtype));

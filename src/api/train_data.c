@@ -119,6 +119,26 @@ static DsvStatus check_condition(const char *key, const char *path, const DsviWa
                      has ? "a text-to-video" : "an image-to-video");
 }
 
+/* Checks that the image encoder of the model made the states of pictures in a cache, if the model takes them.
+ */
+static DsvStatus check_image(const char *key, const char *path, const DsviWanFolder *folder,
+                             const DsviLatentModel *model)
+{
+    DsviDitConfig config;
+    DSVI_TRY(dsvi_wan_folder_config(folder, &config));
+    if (config.image_dim > 0 && !model->image_encoder.hex[0])
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s=%s has no states of pictures, which model.path=%s takes: encode its clips with "
+                         "dsv encode --model into another folder",
+                         key, path, folder->path);
+    if (config.image_dim == 0 && model->image_encoder.hex[0])
+        return DSVI_FAIL(DSV_E_USAGE, "%s=%s has states of pictures, and model.path=%s takes none", key, path,
+                         folder->path);
+    return config.image_dim == 0
+               ? DSV_OK
+               : check_identity(key, path, folder, DSVI_WAN_IMAGE_ENCODER, &model->image_encoder);
+}
+
 /* Checks that the models of model.path made the cache. */
 static DsvStatus check_cache(const DsvConfig *config, const char *key, const char *path)
 {
@@ -135,6 +155,7 @@ static DsvStatus check_cache(const DsvConfig *config, const char *key, const cha
     const DsviLatentModel *model = dsvi_latent_cache_model(cache);
     DSVI_TRY_GOTO(status, check_identity(key, path, &folder, DSVI_WAN_VAE, &model->vae), done);
     DSVI_TRY_GOTO(status, check_condition(key, path, &folder, model->condition), done);
+    DSVI_TRY_GOTO(status, check_image(key, path, &folder, model), done);
     DSVI_TRY_GOTO(status, check_identity(key, path, &folder, DSVI_WAN_TEXT_ENCODER, &model->text.encoder),
                   done);
 done:

@@ -233,6 +233,7 @@ static DsvStatus scan_latents(Scan *scan, const char *path)
     DSVI_TRY(dsvi_latent_cache_open(path, scan->config, &cache));
     scan->dataset->latents = true;
     scan->dataset->text = dsvi_latent_cache_model(cache)->text;
+    scan->dataset->image = dsvi_latent_cache_model(cache)->image;
     for (int64_t i = 0; i < dsvi_latent_cache_count(cache) && status == DSV_OK; i++) {
         status = add_item(scan, dsvi_latent_cache_file(cache, i), dsvi_latent_cache_captions(cache, i),
                           dsvi_latent_cache_repeats(cache, i));

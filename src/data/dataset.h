@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "data/captions.h"
 #include "data/clip_sizes.h"
+#include "data/latent_file.h"
 #include "data/text_states.h"
 #include "dsv/config.h"
 
@@ -50,11 +51,12 @@ typedef struct DsviDataset {
     char **remarks; /* lines for the user about items that are used, or about captions */
     int64_t remark_count;
     DsviCaptionFileCounts caption_files; /* of a folder of clips */
-    bool latents;        /* the items of the data set are windows of a latent cache, not clips */
-    DsviTextStore text;  /* text states of a latent cache; without a folder if there are none */
-    bool sized;          /* the sizes of the items are those of data.buckets */
-    bool fixed;          /* each item is one window of a clip, which begins at its `start` */
-    DsviClipSizes sizes; /* at which the items are trained */
+    bool latents;          /* the items of the data set are windows of a latent cache, not clips */
+    DsviTextStore text;    /* text states of a latent cache; without a folder if there are none */
+    DsviImageStates image; /* states of pictures of each window of a latent cache, or none */
+    bool sized;            /* the sizes of the items are those of data.buckets */
+    bool fixed;            /* each item is one window of a clip, which begins at its `start` */
+    DsviClipSizes sizes;   /* at which the items are trained */
     /* The items that an epoch uses, size after size. The part of one size lists all items of this size in
      * ascending order, then the items with repeats of 2 or more, then those with 3 or more, up to the
      * largest. NULL: there is one size, and each item is used once. */

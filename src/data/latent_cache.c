@@ -231,6 +231,12 @@ static DsvStatus check_models(const DsviLatentCache *cache, const DsviLatentMode
         return DSVI_FAIL(DSV_E_USAGE, "%s: made for %s models, expected %s: encode into another folder",
                          cache->folder, cache->model.condition ? "image-to-video" : "text-to-video",
                          expected->condition ? "image-to-video" : "text-to-video");
+    DSVI_TRY(check_model(cache, "the image encoder", &cache->model.image_encoder, &expected->image_encoder));
+    if (cache->model.image.rows != expected->image.rows)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s: made with %" PRId64 " states of pictures for each window, expected %" PRId64
+                         ": encode into another folder",
+                         cache->folder, cache->model.image.rows, expected->image.rows);
     if (expected->vae.hex[0])
         DSVI_TRY(check_type(cache, "VAE", cache->model.vae_type, expected->vae_type));
     if (!text->encoder.hex[0])
@@ -449,11 +455,12 @@ static XXH128_hash_t latent_hash(const DsviLatentCache *cache, const DsviLatentS
         return key_hash(source->path, &window);
     int length = snprintf(text, sizeof text,
                           "%s %.17g %.17g %.17g %.17g %" PRId64 " %" PRId64 " %" PRId64 " %s %" PRId64
-                          " %" PRId64 " %s %s%s",
+                          " %" PRId64 " %s %s%s%s",
                           source->content.hex, w->start, w->fps, w->crop_x, w->crop_y, w->frames, w->height,
                           w->width, config->codec_name, config->codec_spatial_levels,
                           config->codec_temporal_levels, cache->model.vae.hex,
-                          dsvi_dtype_name(cache->model.vae_type), cache->model.condition ? " i2v" : "");
+                          dsvi_dtype_name(cache->model.vae_type), cache->model.condition ? " i2v" : "",
+                          cache->model.image_encoder.hex);
     return XXH3_128bits(text, (size_t)length);
 }
 
@@ -522,7 +529,8 @@ bool dsvi_latent_cache_recover(DsviLatentCache *cache, const DsviLatentSource *s
     char path[DSVI_PATH_MAX];
     uint64_t checksum;
     return source->content.hex[0] && window_path(cache, source, window, path) == DSV_OK &&
-           dsvi_path_exists(path) && dsvi_latent_verify_shape(path, shape, &checksum) == DSV_OK &&
+           dsvi_path_exists(path) &&
+           dsvi_latent_verify_shape(path, shape, cache->model.image, &checksum) == DSV_OK &&
            enter_window(cache, source, window, shape, path, checksum) == DSV_OK;
 }
 
@@ -531,13 +539,21 @@ DsvStatus dsvi_latent_cache_put(DsviLatentCache *cache, const DsviLatentSource *
 {
     char path[DSVI_PATH_MAX];
     uint64_t checksum;
-    if (!dsvi_all_finite(DSVI_F32, latent, shape[0] * shape[1] * shape[2] * shape[3]))
+    const DsviImageStates states = cache->model.image;
+    int64_t elements = shape[0] * shape[1] * shape[2] * shape[3];
+    if (!dsvi_all_finite(DSVI_F32, latent, elements))
         return DSVI_FAIL(
             DSV_E_DIVERGED,
             "%s: the latent of its window at %g s is not finite, expected a VAE whose weights are "
             "whole and do not overflow in the type of mixed_precision",
             source->path, window->start);
+    if (!dsvi_all_finite(DSVI_F32, latent + elements, states.rows * states.dim))
+        return DSVI_FAIL(
+            DSV_E_DIVERGED,
+            "%s: the states of the picture of its window at %g s are not finite, expected an image encoder "
+            "whose weights are whole and do not overflow in the type of mixed_precision",
+            source->path, window->start);
     DSVI_TRY(window_path(cache, source, window, path));
-    DSVI_TRY(dsvi_latent_write(path, shape, latent, &checksum));
+    DSVI_TRY(dsvi_latent_write(path, shape, states, latent, &checksum));
     return enter_window(cache, source, window, shape, path, checksum);
 }

@@ -72,7 +72,8 @@ bool dsvi_latent_cache_has(const DsviLatentCache *cache, const char *source, con
  * file's name is a hash of everything on which the latent depends. Several threads may call at once. */
 bool dsvi_latent_cache_recover(DsviLatentCache *cache, const DsviLatentSource *source,
                                const DsviClipWindow *window, const int64_t shape[4]);
-/* Writes one window; several threads may call at once. */
+/* Writes one window: its latent, followed by the states of its pictures if the cache's model has them.
+ * Several threads may call at once. */
 DsvStatus dsvi_latent_cache_put(DsviLatentCache *cache, const DsviLatentSource *source,
                                 const DsviClipWindow *window, const int64_t shape[4], const float *latent);
 /* Writes the index atomically. A process that writes windows calls this function from time to time; closing
@@ -93,8 +94,8 @@ const DsviCaptions *dsvi_latent_cache_captions(const DsviLatentCache *cache, int
  * index. */
 DsvStatus dsvi_latent_cache_check(const DsviLatentCache *cache, int64_t item);
 
-/* Reads one cached latent. Fails if the file's hash or its number of elements is wrong; `latent` may then
- * contain anything. */
+/* Reads one cached latent, followed by the states of pictures that the file has; `elements` counts both.
+ * Fails if the file's hash or its number of elements is wrong; `latent` may then contain anything. */
 DsvStatus dsvi_latent_read(const char *file, int64_t elements, float *latent);
 
 void dsvi_latent_cache_close(DsviLatentCache **cache);

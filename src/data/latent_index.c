@@ -3,6 +3,7 @@
  *     {"format": "dsv-latent-cache", "version": 4,
  *      "settings": {"num_frames": ..., "height": ..., ..., "codec.temporal_levels": ...},
  *      "model": {"vae": 32 hex digits, "vae_type": "BF16", "condition": true, if windows have one,
+ *                "image_encoder": 32 hex digits, "image_rows": ..., "image_dim": ..., if windows have states,
  *                "text_encoder": 32 hex digits, "text_type": "BF16", "text_dim": ..., "empty": key},
  *      "items": [{"source": ..., "source_bytes": ..., "source_modified": ..., "source_xxh3": 32 hex digits,
  *                 "start": ..., "crop_x": ..., "crop_y": ..., "size": [frames, height, width],
@@ -46,7 +47,8 @@ enum {
     VERSION_ONE_SIZE = 2, /* all windows have one size */
     VERSION_ONE_TEXT = 1, /* the version in which an item has one caption */
     HEX_DIGITS = 16,      /* digits of a checksum */
-    OPTIONS = 6
+    OPTIONS = 6,
+    IMAGE_MAX = 1000000 /* states of a window's pictures, and their width */
 };
 
 static const char CODEC_NAME[] = "codec.name", CHECKSUM[] = "xxh3", CONDITION[] = "condition",
@@ -131,6 +133,10 @@ static uint64_t hash_model(const DsviLatentModel *model)
     seed = hash_text(model->text.empty.hex, seed);
     if (model->condition)
         seed = hash_text(CONDITION, seed);
+    if (model->image_encoder.hex[0]) {
+        seed = hash_text(model->image_encoder.hex, seed);
+        seed = XXH3_64bits_withSeed(&model->image, sizeof model->image, seed);
+    }
     return XXH3_64bits_withSeed(numbers, sizeof numbers, seed);
 }
 
@@ -314,6 +320,10 @@ static bool add_model(cJSON *index, const DsviLatentModel *model)
         whole = add_key(to, "vae", &model->vae) &&
                 cJSON_AddStringToObject(to, "vae_type", dsvi_dtype_name(model->vae_type)) &&
                 (!model->condition || cJSON_AddTrueToObject(to, CONDITION));
+    if (whole && model->image_encoder.hex[0])
+        whole = add_key(to, "image_encoder", &model->image_encoder) &&
+                latent_index_add_number(to, "image_rows", (double)model->image.rows) &&
+                latent_index_add_number(to, "image_dim", (double)model->image.dim);
     if (whole && text->encoder.hex[0])
         whole = add_key(to, "text_encoder", &text->encoder) &&
                 cJSON_AddStringToObject(to, "text_type", dsvi_dtype_name(text->dtype)) &&
@@ -541,6 +551,19 @@ static bool read_type(const cJSON *model, const char *name, DsviDtype *type)
     return text && strcmp(text, dsvi_dtype_name(*type)) == 0;
 }
 
+/* Reads what a cache records of the states of pictures. */
+static bool read_image(const cJSON *model, DsviLatentModel *out)
+{
+    if (!read_key(model, "image_encoder", &out->image_encoder))
+        return false;
+    return !out->image_encoder.hex[0] ||
+           (latent_index_read_whole(cJSON_GetObjectItemCaseSensitive(model, "image_rows"),
+                                    &out->image.rows) &&
+            latent_index_read_whole(cJSON_GetObjectItemCaseSensitive(model, "image_dim"), &out->image.dim) &&
+            out->image.rows >= 1 && out->image.rows <= IMAGE_MAX && out->image.dim >= 1 &&
+            out->image.dim <= IMAGE_MAX);
+}
+
 static bool read_model(const cJSON *index, DsviLatentModel *out)
 {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(index, "model");
@@ -554,6 +577,8 @@ static bool read_model(const cJSON *index, DsviLatentModel *out)
     if (out->vae.hex[0] && !read_type(model, "vae_type", &out->vae_type))
         return false;
     out->condition = out->vae.hex[0] && cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(model, CONDITION));
+    if (!read_image(model, out))
+        return false;
     if (!text->encoder.hex[0])
         return true;
     return text->empty.hex[0] && read_type(model, "text_type", &text->dtype) &&

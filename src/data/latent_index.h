@@ -8,6 +8,7 @@
 
 #include "data/captions.h"
 #include "data/clip_sizes.h"
+#include "data/latent_file.h"
 #include "data/text_states.h"
 #include "dsv/config.h"
 
@@ -21,7 +22,11 @@ typedef struct DsviLatentModel {
     DsviDtype vae_type; /* in which the VAE computed: F32 or BF16 */
     bool condition;     /* a stored window has the channels of the latent, then the mask and the encoded
                          * picture that an image-to-video transformer takes as further channels */
-    DsviTextStore text; /* the index does not store its folder */
+    DsviHashKey image_encoder; /* identity of the encoder of the windows' pictures; "": their files hold no
+                                * states of pictures */
+    DsviImageStates image; /* of a window: those of its first frame or, if the model takes two pictures, of
+                            * its first and its last frame */
+    DsviTextStore text;    /* the index does not store its folder */
 } DsviLatentModel;
 
 typedef struct DsviLatentEntry {

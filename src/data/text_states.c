@@ -34,7 +34,7 @@ static DsvStatus text_states_open(const DsviTextStore *store, const DsviHashKey 
     DsvStatus status;
     char path[DSVI_PATH_MAX];
     DSVI_TRY(text_states_path(store, key, path));
-    DSVI_TRY(dsvi_checked_tensor_open(path, TENSOR, store->dtype, 2, open));
+    DSVI_TRY(dsvi_checked_tensor_open(path, TENSOR, NULL, store->dtype, 2, open));
     if (!open->key || strcmp(open->key, key->hex) != 0)
         status = DSVI_FAIL(DSV_E_FORMAT, "%s: the states of another text, with the key %.40s", path,
                            open->key ? open->key : "missing");
@@ -88,7 +88,7 @@ DsvStatus dsvi_text_states_write(const DsviTextStore *store, const DsviHashKey *
         return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for %" PRId64 " rows", path, count);
     dsvi_convert(store->dtype, data, DSVI_F32, rows, tensor.count);
     tensor.data = data;
-    DsvStatus status = dsvi_checked_tensor_write(path, &tensor, key->hex, &checksum);
+    DsvStatus status = dsvi_checked_tensor_write(path, &tensor, 1, key->hex, &checksum);
     free(data);
     return status;
 }

@@ -36,6 +36,12 @@ static DsvStatus models_shape(DsviEncodeModels *m)
                                         .temporal = m->shape.temporal};
     if (m->identity.condition)
         DSVI_TRY(dsvi_wan_condition_check(&condition, &transformer, m->folder.part[DSVI_WAN_TRANSFORMER]));
+    DSVI_TRY(
+        dsvi_picture_encoder_find(m->backend, &m->folder, &transformer, &m->picture_encoder, &m->identity));
+    if (m->picture_encoder.pictures > 1 && config->num_frames == 1 && !config->data_buckets[0])
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "num_frames=1: %s makes a clip between two pictures, expected 2 frames or more",
+                         m->folder.path);
     return config->data_buckets[0] ? DSV_OK : m->shape.codec.latent_shape(&m->shape.codec, video, &latent);
 }
 
@@ -90,6 +96,7 @@ void dsvi_encode_models_close(DsviEncodeModels *models)
         models->codec->close(models->codec);
     models->codec = NULL;
     dsvi_vae_close(&models->vae);
+    dsvi_picture_encoder_close(&models->picture_encoder);
 }
 
 /* ---- Text ---- */
@@ -130,14 +137,16 @@ void dsvi_encode_models_free_text(DsviEncodeModels *models)
 
 /* ---- VAE ---- */
 
-/* Writes what an image-to-video transformer takes beside the latent (wan_condition.h). */
+/* Writes what an image-to-video transformer takes beside the latent (wan_condition.h). last: NULL: one
+ * picture
+ */
 static DsvStatus encode_condition(const DsviEncodeModels *m, const DsviWanCondition *c, const float *picture,
-                                  float *out)
+                                  const float *last, float *out)
 {
-    float *video = dsvi_wan_condition_video(c, picture, c->video.height * c->video.width, NULL);
+    float *video = dsvi_wan_condition_video(c, picture, c->video.height * c->video.width, last);
     if (!video)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the video that begins with a window's picture");
-    dsvi_wan_condition_mask(c, false, out);
+    dsvi_wan_condition_mask(c, last != NULL, out);
     DsvStatus status = m->codec->encode(m->codec, c->video, video, out + dsvi_wan_condition_mask_elements(c));
     free(video);
     return status;
@@ -171,16 +180,46 @@ static DsvStatus encode_first_frame(const DsviEncodeModels *m, const DsviWanCond
     return status;
 }
 
+/* Copies the last frame of a window. */
+static DsvStatus copy_last_frame(DsviVideoShape video, const float *pixels, float **out)
+{
+    size_t frame = (size_t)(video.height * video.width), frames = (size_t)video.frames;
+    *out = malloc((size_t)video.channels * frame * sizeof **out);
+    if (!*out)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the last frame of a window");
+    for (size_t c = 0; c < (size_t)video.channels; c++)
+        memcpy(*out + c * frame, pixels + ((c + 1) * frames - 1) * frame, frame * sizeof **out);
+    return DSV_OK;
+}
+
+/* Writes what follows the latent for an image-to-video transformer: the condition, then the states of
+ * pictures. */
+static DsvStatus encode_pictures(DsviEncodeModels *m, const DsviWanCondition *c, const float *pixels,
+                                 const float *picture, float *out)
+{
+    float *last = NULL;
+    int64_t places = c->latent.frames * c->latent.height * c->latent.width;
+    if (m->picture_encoder.pictures > 1)
+        DSVI_TRY(copy_last_frame(c->video, pixels, &last));
+    DsvStatus status = encode_condition(m, c, picture, last, out);
+    if (status == DSV_OK && m->picture_encoder.encoder)
+        status = dsvi_picture_encoder_run(&m->picture_encoder, c->video, picture, last,
+                                          out + m->condition_channels * places);
+    free(last);
+    return status;
+}
+
 static DsvStatus models_encode_window(void *context, int64_t size, const float *pixels, float *latent)
 {
-    const DsviEncodeModels *m = context;
+    DsviEncodeModels *m = context;
     DsviWanCondition c = {.video = m->videos[size], .temporal = m->shape.temporal};
     const float *picture = pixels + c.video.channels * c.video.frames * c.video.height * c.video.width;
     DSVI_TRY(m->codec->encode(m->codec, c.video, pixels, latent));
     DSVI_TRY(m->codec->latent_shape(m->codec, c.video, &c.latent));
     if (m->identity.condition)
-        return encode_condition(
-            m, &c, picture, latent + c.latent.channels * c.latent.frames * c.latent.height * c.latent.width);
+        return encode_pictures(m, &c, pixels, picture,
+                               latent +
+                                   c.latent.channels * c.latent.frames * c.latent.height * c.latent.width);
     return !m->pictures || is_first_frame(c.video, pixels, picture)
                ? DSV_OK
                : encode_first_frame(m, &c, picture, latent);
@@ -194,15 +233,21 @@ static double models_worked(void *context)
 
 DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out)
 {
-    uint64_t wanted = dsvi_memory_limit(models->config);
+    uint64_t wanted = dsvi_memory_limit(models->config), held;
+    DSVI_TRY(dsvi_picture_encoder_load(&models->picture_encoder, models->identity.vae_type, &held));
+    if (wanted > 0 && wanted <= held)
+        return DSVI_FAIL(DSV_E_NO_MEMORY,
+                         "memory_gib=%g: the image encoder takes %.2f GiB and leaves none to the VAE",
+                         models->config->memory_gib, (double)held / 1073741824.0);
     DsviVaeOptions options = {
         .act = models->identity.vae_type,
         .encode = true,
-        .memory_bytes = dsvi_vae_memory_limit(models->backend->device, wanted),
+        .memory_bytes = dsvi_vae_memory_limit(models->backend->device, wanted > 0 ? wanted - held : 0),
     };
     *out = (DsviWindowEncoder){.context = models,
                                .encode = models_encode_window,
                                .pictures = models->pictures,
+                               .states = models->identity.image.rows * models->identity.image.dim,
                                .worked = models_worked};
     DSVI_TRY(dsvi_vae_open(models->backend, models->folder.part[DSVI_WAN_VAE], &options, &models->vae));
     return dsvi_codec_wan_open(models->vae, &models->codec);

@@ -1,9 +1,11 @@
 /* The models of a published folder with which dsv encode works: first tokenizer and text encoder, then the
- * VAE. The device holds one of the two models at a time. */
+ * VAE and, if the transformer takes its states, the image encoder. The device holds the text encoder, or the
+ * other two. */
 #ifndef DSVI_ENCODE_MODELS_H
 #define DSVI_ENCODE_MODELS_H
 
 #include "data/latent_index.h"
+#include "encode/encode_pictures.h"
 #include "encode/encode_texts.h"
 #include "encode/encode_windows.h"
 #include "model/codec/codec.h"
@@ -29,9 +31,10 @@ typedef struct DsviEncodeModels {
     bool pictures;          /* the transformer makes clips of pictures */
     const DsviVideoShape *videos; /* of the windows of each size; set by the caller before the VAE encodes */
     DsviTokenizer *tokenizer;
-    DsviUmt5 *text_encoder; /* NULL: not loaded */
-    DsviVae *vae;           /* NULL: not loaded */
-    DsviCodec *codec;       /* of the VAE */
+    DsviUmt5 *text_encoder;             /* NULL: not loaded */
+    DsviPictureEncoder picture_encoder; /* of the states after the condition; all bytes 0: none */
+    DsviVae *vae;                       /* NULL: not loaded */
+    DsviCodec *codec;                   /* of the VAE */
 } DsviEncodeModels;
 
 /* Finds the parts of the model at `path`, checks them and, without data.buckets, the size of the windows, and
@@ -49,9 +52,10 @@ DsviTextIds dsvi_encode_models_ids(DsviEncodeModels *models);
 DsvStatus dsvi_encode_models_load_text(DsviEncodeModels *models, int64_t rows, DsviTextEncoder *out);
 void dsvi_encode_models_free_text(DsviEncodeModels *models);
 
-/* Loads the VAE. The caller sets the shapes in *out. The latents are the normalised means of the VAE's
- * posterior. For an image-to-video transformer, the channels of mask and encoded picture follow them
- * (wan_condition.h). For TI2V-5B, if a list names a picture for the clip, the first latent frame is the
+/* Loads the VAE and the image encoder. The caller sets the shapes in *out. The latents are the normalised
+ * means of the VAE's posterior. For an image-to-video transformer, the channels of mask and encoded picture
+ * follow them (wan_condition.h), and these the states of the pictures that a transformer of Wan 2.1 attends
+ * (encode_pictures.h). For TI2V-5B, if a list names a picture for the clip, the first latent frame is the
  * encoded picture. */
 DsvStatus dsvi_encode_models_load_vae(DsviEncodeModels *models, DsviWindowEncoder *out);
 

@@ -316,7 +316,7 @@ static DsvStatus windows_allocate(WindowsJob *job)
     job->slot_count = 2 * (args->ahead + args->threads);
     for (int64_t i = 0; i < job->encoder->size_count; i++) {
         const int64_t *shape = job->encoder->shapes[i];
-        int64_t elements = shape[0] * shape[1] * shape[2] * shape[3];
+        int64_t elements = shape[0] * shape[1] * shape[2] * shape[3] + job->encoder->states;
         job->latent_elements = elements > job->latent_elements ? elements : job->latent_elements;
     }
     job->pixels = malloc(ahead * (size_t)job->encoder->pixels * sizeof(float));

@@ -19,6 +19,7 @@ typedef struct DsviWindowEncoder {
                        only the thread that called dsvi_encode_windows calls it. */
     bool pictures;  /* a window's pixels are followed by the picture with which it begins, (3, height, width):
                        that of its source, or its first frame */
+    int64_t states; /* numbers that follow a latent: states of the window's pictures */
     int64_t pixels; /* number of pixels' elements of the largest window, and of its picture */
     const int64_t (*shapes)[4]; /* (size_count) of a latent: channels, frames, height, width */
     int64_t size_count;

@@ -17,13 +17,11 @@ static int64_t picture_count(const DsviWanJob *job)
 }
 
 /* Checks that the encoder's states are those that the transformer takes. */
-static DsvStatus check_sizes(const DsviWanJob *job, const DsviVitConfig *encoder,
-                             const DsviVitProcessor *processor)
+static DsvStatus check_sizes(const DsviWanFolder *folder, const DsviDitConfig *config, int64_t pictures,
+                             const DsviVitConfig *encoder, const DsviVitProcessor *processor)
 {
-    const DsviDitConfig *config = &job->config;
-    const DsviWanFolder *folder = job->args->folder;
     const char *path = folder->part[DSVI_WAN_IMAGE_ENCODER];
-    int64_t rows = picture_count(job) * dsvi_vit_rows(encoder);
+    int64_t rows = pictures * dsvi_vit_rows(encoder);
     if (encoder->hidden_size != config->image_dim)
         return DSVI_FAIL(DSV_E_SHAPE,
                          "%s: an image encoder with states of %" PRId64 ", expected %" PRId64
@@ -39,6 +37,16 @@ static DsvStatus check_sizes(const DsviWanJob *job, const DsviVitConfig *encoder
                          "%s: crop_size is %" PRId64 ", expected %" PRId64 ", the image_size of %s",
                          folder->part[DSVI_WAN_IMAGE_PROCESSOR], processor->crop, encoder->image_size, path);
     return DSV_OK;
+}
+
+DsvStatus dsvi_wan_image_encoder_find(const DsviWanFolder *folder, const DsviDitConfig *config,
+                                      int64_t pictures, DsviVitConfig *encoder, DsviVitProcessor *processor)
+{
+    DSVI_TRY(dsvi_wan_folder_require(folder, DSVI_WAN_IMAGE_ENCODER));
+    DSVI_TRY(dsvi_wan_folder_require(folder, DSVI_WAN_IMAGE_PROCESSOR));
+    DSVI_TRY(dsvi_vit_config_of(folder->part[DSVI_WAN_IMAGE_ENCODER], encoder));
+    DSVI_TRY(dsvi_vit_processor_read(folder->part[DSVI_WAN_IMAGE_PROCESSOR], processor));
+    return check_sizes(folder, config, pictures, encoder, processor);
 }
 
 /* Finds the memory that the encoder takes, and fails if the device, or memory_gib, does not have it. */
@@ -81,16 +89,12 @@ static DsvStatus read_pictures(DsviWanJob *job, const DsviVitProcessor *processo
 
 DsvStatus dsvi_wan_image_rows_prepare(DsviWanJob *job)
 {
-    const DsviWanFolder *folder = job->args->folder;
     DsviVitConfig encoder;
     DsviVitProcessor processor;
     if (job->config.image_dim == 0)
         return DSV_OK;
-    DSVI_TRY(dsvi_wan_folder_require(folder, DSVI_WAN_IMAGE_ENCODER));
-    DSVI_TRY(dsvi_wan_folder_require(folder, DSVI_WAN_IMAGE_PROCESSOR));
-    DSVI_TRY(dsvi_vit_config_of(folder->part[DSVI_WAN_IMAGE_ENCODER], &encoder));
-    DSVI_TRY(dsvi_vit_processor_read(folder->part[DSVI_WAN_IMAGE_PROCESSOR], &processor));
-    DSVI_TRY(check_sizes(job, &encoder, &processor));
+    DSVI_TRY(dsvi_wan_image_encoder_find(job->args->folder, &job->config, picture_count(job), &encoder,
+                                         &processor));
     job->image_len = picture_count(job) * dsvi_vit_rows(&encoder);
     DSVI_TRY(check_memory(job, &encoder));
     return read_pictures(job, &processor);

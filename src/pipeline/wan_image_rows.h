@@ -3,7 +3,13 @@
 #ifndef DSVI_PIPELINE_WAN_IMAGE_ROWS_H
 #define DSVI_PIPELINE_WAN_IMAGE_ROWS_H
 
+#include "model/vit/vit.h"
 #include "pipeline/wan_job.h"
+
+/* Reads the configuration of a folder's image encoder and of the preparation of pictures, and checks that the
+ * states of so many pictures are those that the transformer takes. */
+DsvStatus dsvi_wan_image_encoder_find(const DsviWanFolder *folder, const DsviDitConfig *config,
+                                      int64_t pictures, DsviVitConfig *encoder, DsviVitProcessor *processor);
 
 /* Checks that the image encoder gives the rows that the transformer takes, reads the pictures and prepares
  * them (job->pixels), and finds job->image_len and the memory of the encoder (job->encoder_bytes). The call's

@@ -28,6 +28,7 @@ static DsvStatus plan_describe(const DsvConfig *config, DsviPlanned *p, int64_t 
         .height = latent.height,
         .width = latent.width,
         .text_len = dit.text_len,
+        .image_len = dsvi_dit_image_len(&dit),
         .act = dsvi_dit_act(config),
         .backward = true,
         .keep = dsvi_dit_keep(config),

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "model/folder/wan_folder.h"
+#include "model/vit/vit.h"
 #include "model/weights/weights.h"
 #include "run/checkpoint.h"
 #include "run/expert.h"
@@ -151,6 +152,26 @@ static const char *path_in_checkpoint(const DsviModelPath *model, const char *pa
     return part + strspn(part, "/");
 }
 
+/* Sets the rows of states that the folder's image encoder computes for a sample. */
+static DsvStatus find_image_len(const DsvConfig *settings, DsviDitConfig *out)
+{
+    char path[DSVI_PATH_MAX];
+    DsviWanFolder folder;
+    DsviVitConfig encoder;
+    bool found;
+    if (out->image_dim == 0 || out->pos_embed_seq_len > 0)
+        return DSV_OK;
+    DSVI_TRY(dsvi_wan_folder_find(settings->model_path, settings, &folder, &found));
+    if (!found || !folder.part[DSVI_WAN_IMAGE_ENCODER][0])
+        return DSV_OK;
+    DSVI_TRY(dsvi_path_join(path, folder.part[DSVI_WAN_IMAGE_ENCODER], "config.json"));
+    if (!dsvi_path_exists(path))
+        return DSV_OK;
+    DSVI_TRY(dsvi_vit_config_read(path, &encoder));
+    out->image_len = dsvi_vit_rows(&encoder);
+    return DSV_OK;
+}
+
 DsvStatus dsvi_model_of_options(const DsvConfig *settings, const DsviCodec *codec, DsviModelPath *model,
                                 DsviVideoShape *latent, DsviDitConfig *out)
 {
@@ -165,6 +186,7 @@ DsvStatus dsvi_model_of_options(const DsvConfig *settings, const DsviCodec *code
     DSVI_TRY(dsvi_expert_path(settings, path));
     DSVI_TRY(dsvi_model_find(path, model));
     DSVI_TRY(dsvi_model_config(model, out));
+    DSVI_TRY(find_image_len(settings, out));
     DsvStatus status = dsvi_dit_check_input(out, codec, *latent);
     return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "model.path=%s", settings->model_path);
 }

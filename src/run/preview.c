@@ -257,7 +257,8 @@ static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *da
                                     .frames = latent.frames,
                                     .height = latent.height,
                                     .width = latent.width,
-                                    .text_len = planned->config.text_len};
+                                    .text_len = planned->config.text_len,
+                                    .image_len = dsvi_dit_image_len(&planned->config)};
         int64_t windows = (dsvi_dataset_size_count(dataset, i).samples + s->train_batch_size - 1) /
                           s->train_batch_size * s->train_batch_size;
         flops += (s->lora_rank > 0 ? 2 : 3) * (double)windows *

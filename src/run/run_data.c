@@ -51,6 +51,25 @@ static DsvStatus check_text(const DsviRun *run, const char *key, const char *pat
                      key, path, text->dim, run->config.text_dim);
 }
 
+/* Checks that the windows have the states of pictures that the model takes, and no others. */
+static DsvStatus check_image(const DsviRun *run, const char *key, const char *path,
+                             const DsviDataset *dataset)
+{
+    const DsviImageStates found = dataset->image;
+    const DsviImageStates wanted = {dsvi_dit_image_len(&run->config), run->config.image_dim};
+    if (found.rows == wanted.rows && found.dim == wanted.dim)
+        return DSV_OK;
+    if (found.rows == 0)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "%s=%s has no states of pictures, of which the model takes %" PRId64
+                         " for each window: encode its clips with dsv encode --model into another folder",
+                         key, path, wanted.rows);
+    return DSVI_FAIL(DSV_E_USAGE,
+                     "%s=%s has %" PRId64 " states of pictures of %" PRId64
+                     " elements for each window, and the model takes %" PRId64 " of %" PRId64,
+                     key, path, found.rows, found.dim, wanted.rows, wanted.dim);
+}
+
 /* Opens the clips at `path` for the sizes of `settings`. */
 static DsvStatus open_data(const DsviRun *run, const char *path, const DsvConfig *settings,
                            DsviDataset **dataset)
@@ -78,6 +97,7 @@ DsvStatus dsvi_run_assign_sizes(DsviRun *run)
     DsviDataset *d = run->dataset;
     int64_t known = d->left_out_count;
     DSVI_TRY(check_text(run, "data.path", run->settings->data_path, &d->text));
+    DSVI_TRY(check_image(run, "data.path", run->settings->data_path, d));
     DsvStatus status = dsvi_run_sizes_assign(d, run->settings, run->codec, &run->config);
     for (int64_t i = known; i < d->left_out_count && dsvi_run_is_first(run); i++)
         dsvi_run_log(run, DSV_LOG_WARNING, "left out: %s", d->left_out[i].reason);
@@ -121,6 +141,8 @@ DsvStatus dsvi_run_open_held_out(const DsviRun *run)
     DSVI_TRY(open_data(run, settings.validation_data, &settings, &dataset));
     DsvStatus status = check_text(run, "validation.data", settings.validation_data, &dataset->text);
     if (status == DSV_OK)
+        status = check_image(run, "validation.data", settings.validation_data, dataset);
+    if (status == DSV_OK)
         status = dsvi_ranks_agree_on_data(run->comm, "validation.data", dataset);
     if (status == DSV_OK)
         status = dsvi_held_out_fill(held_out, dataset, run->settings, run->codec, dsvi_run_warn_line,
@@ -149,10 +171,11 @@ DsvStatus dsvi_run_start_prefetch(DsviRun *run)
         .memory = dsvi_memory_bytes(),
         .ranks = run->trainer->here.ranks,
     };
-    int64_t slots = settings->data_prefetch * settings->train_batch_size, elements = t->inputs_max;
+    int64_t slots = settings->data_prefetch * settings->train_batch_size,
+            elements = t->inputs_max + t->image_elements;
     int64_t workers = dsvi_prefetch_workers(run->dataset, settings, slots, elements, &share);
     for (int64_t i = 0; i < t->size_count; i++)
-        run->size_elements[i] = t->sizes[i].inputs;
+        run->size_elements[i] = t->sizes[i].inputs + t->image_elements;
     dsvi_run_log(run, DSV_LOG_INFO, "samples come from %" PRId64 " thread%s, up to %" PRId64 " ahead",
                  workers, workers > 1 ? "s" : "", slots);
     DsviPrefetchArgs args = {

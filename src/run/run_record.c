@@ -43,6 +43,7 @@ static void count_flops(DsviRunRecord *r)
         .height = t->latent.height,
         .width = t->latent.width,
         .text_len = t->config.text_len,
+        .image_len = dsvi_dit_image_len(&t->config),
     };
     /* The backward pass costs twice as much as the forward pass. Recomputation is not counted. */
     double passes = 3.0 * (double)t->settings->gradient_accumulation_steps / (double)t->mesh.cp_ranks;

@@ -24,19 +24,21 @@ struct DsviHeldOut {
     DsviVideoShape video; /* (3, T, H, W) of a window */
     DsviVideoShape latent;
     int64_t batch, clips;
-    int64_t local_windows; /* number of windows that occur in this rank's batches */
-    int64_t *place;        /* (clips) index of a window in host_latents; -1: not in this rank's batches */
-    int64_t elements;      /* elements of one latent */
-    int64_t inputs;        /* elements of a window's input, as DsviTrainerSize.inputs */
+    int64_t local_windows;  /* number of windows that occur in this rank's batches */
+    int64_t *place;         /* (clips) index of a window in host_latents; -1: not in this rank's batches */
+    int64_t elements;       /* elements of one latent */
+    int64_t inputs;         /* elements of a window's input, as DsviTrainerSize.inputs */
+    int64_t image_elements; /* of the states of its pictures, which follow the input in host memory */
     int64_t text_len, text_dim;
 
     /* One batch in device memory. */
+    float *image;           /* (B, image_elements) */
     float *latents, *noise; /* (B, inputs) and (B, elements): in the memory of a pass (DsviDitBuffers) */
     float *sigma, *timestep, *loss; /* (B); timestep as DsviTrainer.timestep */
     float *text;                    /* (B, text_len, text_dim): text states, then rows of zeros */
 
     /* Host memory. */
-    float *host_latents;                           /* (local_windows, inputs) */
+    float *host_latents;                           /* (local_windows, inputs + image_elements) */
     float *host_sigma, *host_timestep, *host_loss; /* (B) */
     HeldOutText *texts; /* (local_windows) allocated by dsvi_held_out_fill; NULL: no text */
 };
@@ -106,6 +108,7 @@ DsvStatus dsvi_held_out_create(const DsviHeldOutArgs *args, DsviHeldOut **out)
         .height = latent.height,
         .width = latent.width,
         .text_len = config->text_len,
+        .image_len = dsvi_dit_image_len(config),
         .given_first = dsvi_dit_given_first(settings),
         .act = dsvi_dit_act(settings),
         .loss = true,
@@ -130,6 +133,7 @@ DsvStatus dsvi_held_out_create(const DsviHeldOutArgs *args, DsviHeldOut **out)
     h->clips = settings->validation_clips;
     h->elements = latent.channels * latent.frames * latent.height * latent.width;
     h->inputs = h->elements / latent.channels * config->in_channels;
+    h->image_elements = shape.image_len * config->image_dim;
     h->text_len = config->text_len;
     h->text_dim = config->text_dim;
     DSVI_TRY_GOTO(status, held_out_choose_windows(h), fail);
@@ -159,6 +163,12 @@ void dsvi_held_out_free(DsviHeldOut **held_out)
     *held_out = NULL;
 }
 
+/* Returns the number of elements of a window in host memory. */
+static int64_t window_elements(const DsviHeldOut *h)
+{
+    return h->inputs + h->image_elements;
+}
+
 /* Returns the bytes of the timesteps of a batch. */
 static size_t timestep_bytes(const DsviHeldOut *h)
 {
@@ -173,6 +183,7 @@ void dsvi_held_out_carve(DsviHeldOut *h, DsviArena *arena)
     h->loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     h->text = dsvi_arena_take(arena, DSVI_MEM_DATA,
                               batch * (size_t)(h->text_len * h->text_dim) * sizeof(float));
+    h->image = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * (size_t)h->image_elements * sizeof(float));
     dsvi_sparse_carve(h->sparse, arena);
     dsvi_dit_carve(h->dit, arena);
 }
@@ -196,12 +207,15 @@ void dsvi_held_out_carve_host(DsviHeldOut *h, DsviArena *arena)
 DsvStatus dsvi_held_out_setup(DsviHeldOut *h, const DsviDitWeights *weights)
 {
     DSVI_TRY(dsvi_sparse_setup(h->sparse));
-    return dsvi_dit_setup(h->dit, weights);
+    DSVI_TRY(dsvi_dit_setup(h->dit, weights));
+    if (h->image_elements > 0)
+        dsvi_dit_set_image(h->dit, h->image, NULL);
+    return DSV_OK;
 }
 
 size_t dsvi_held_out_bytes(const DsviHeldOut *h)
 {
-    return (size_t)(h->local_windows * h->inputs) * sizeof(float);
+    return (size_t)(h->local_windows * window_elements(h)) * sizeof(float);
 }
 
 /* State of dsvi_held_out_fill. */
@@ -240,7 +254,7 @@ static DsvStatus read_window(const DsviHeldOut *h, const Filling *f, const DsviS
     if (h->texts)
         DSVI_TRY(read_text(h, f, ref, &h->texts[place]));
     if (f->dataset->latents)
-        return dsvi_latent_read(path, h->inputs, latent);
+        return dsvi_latent_read(path, window_elements(h), latent);
     return dsvi_clip_read(path, &ref->window, f->pixels);
 }
 
@@ -253,7 +267,7 @@ static void warn_once(const Filling *f, int64_t item)
 
 static DsvStatus held_out_fill_window(const DsviHeldOut *h, const Filling *f, int64_t k)
 {
-    float *latent = h->host_latents + h->place[k] * h->inputs;
+    float *latent = h->host_latents + h->place[k] * window_elements(h);
     int64_t tries = dsvi_dataset_tries(f->dataset);
     char last[512];
     for (int64_t attempt = 0; attempt < tries; attempt++) {
@@ -327,8 +341,11 @@ static DsvStatus load_batch(DsviHeldOut *h, int64_t first)
             .acc = DSVI_F32,
             .out = h->noise + b * h->elements,
         };
-        DSVI_TRY(device->upload(device->stream, h->latents + b * h->inputs,
-                                h->host_latents + h->place[pair.window] * h->inputs, inputs));
+        const float *window = h->host_latents + h->place[pair.window] * window_elements(h);
+        DSVI_TRY(device->upload(device->stream, h->latents + b * h->inputs, window, inputs));
+        if (h->image_elements > 0)
+            DSVI_TRY(device->upload(device->stream, h->image + b * h->image_elements, window + h->inputs,
+                                    (size_t)h->image_elements * sizeof(float)));
         DSVI_TRY(h->backend->ops.noise.run(device->stream, &noise));
         if (h->texts)
             DSVI_TRY(load_text(h, pair.window, b));

@@ -164,7 +164,8 @@ static DsviDitShape shape_of(const DsviTrainer *t, const DsviTrainerSize *size)
                           .frames = size->latent.frames,
                           .height = size->latent.height,
                           .width = size->latent.width,
-                          .text_len = t->config.text_len};
+                          .text_len = t->config.text_len,
+                          .image_len = dsvi_dit_image_len(&t->config)};
 }
 
 /* Fills a block's times and ways; `link`: bytes per second for its copies. */

@@ -28,10 +28,10 @@ static size_t text_elements(const DsviTrainer *t)
     return (size_t)(t->config.text_len * t->config.text_dim);
 }
 
-/* Returns the number of elements of a sample's input in the next micro-batch. */
-static int64_t next_inputs(const DsviTrainer *t)
+/* Returns the number of elements of a sample in host memory, in the next micro-batch. */
+static int64_t next_elements(const DsviTrainer *t)
 {
-    return t->sizes[t->next_size].inputs;
+    return t->sizes[t->next_size].inputs + t->image_elements;
 }
 
 /* Makes sure that ranks that share a sample use the same latent and text. A clip may be unreadable on some of
@@ -56,7 +56,7 @@ static DsvStatus agree_on_sample(DsviTrainer *t, bool failed, DsviSample *sample
     if (sample->text_rows > 0)
         DSVI_TRY(dsvi_comm_broadcast(mesh->cp, best, sample->text,
                                      (size_t)(sample->text_rows * t->config.text_dim) * sizeof(float)));
-    return dsvi_comm_broadcast(mesh->cp, best, sample->latent, (size_t)next_inputs(t) * sizeof(float));
+    return dsvi_comm_broadcast(mesh->cp, best, sample->latent, (size_t)next_elements(t) * sizeof(float));
 }
 
 /* Clears the rows of zeros that follow the text states: the model was trained with them (no mask). */
@@ -73,7 +73,7 @@ static DsvStatus draw_sample(DsviTrainer *t, const DsviSampleSource *source, boo
                              double *waited)
 {
     DsviSample sample = {
-        .latent = t->host_latents + b * next_inputs(t),
+        .latent = t->host_latents + b * next_elements(t),
         .text = source->text ? t->host_text + (size_t)b * text_elements(t) : NULL,
     };
     double start = dsvi_clock_seconds();
@@ -125,6 +125,21 @@ static DsvStatus draw_noise(DsviTrainer *t)
     return DSV_OK;
 }
 
+/* Uploads the samples' inputs, and the states of pictures that follow each. */
+static DsvStatus upload_samples(DsviTrainer *t)
+{
+    DsviDevice *device = t->backend->device;
+    size_t inputs = (size_t)t->inputs, image = (size_t)t->image_elements;
+    for (size_t b = 0; b < (size_t)t->settings->train_batch_size; b++) {
+        const float *sample = t->host_latents + b * (inputs + image);
+        DSVI_TRY(device->upload(device->stream, t->latents + b * inputs, sample, inputs * sizeof(float)));
+        if (image > 0)
+            DSVI_TRY(
+                device->upload(device->stream, t->image + b * image, sample + inputs, image * sizeof(float)));
+    }
+    return DSV_OK;
+}
+
 /* Uploads the next micro-batch. Draws it first, unless the previous pass has already drawn it. */
 static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, double *waited)
 {
@@ -134,8 +149,7 @@ static DsvStatus take_batch(DsviTrainer *t, const DsviSampleSource *source, doub
         DSVI_TRY(draw_batch(t, source, false, waited));
     t->drawn = false;
     dsvi_trainer_use(t, t->next_size);
-    size_t bytes = (size_t)(batch * t->inputs) * sizeof(float);
-    DSVI_TRY(device->upload(device->stream, t->latents, t->host_latents, bytes));
+    DSVI_TRY(upload_samples(t));
     if (source->text)
         DSVI_TRY(device->upload(device->stream, t->text, t->host_text,
                                 (size_t)batch * text_elements(t) * sizeof(float)));

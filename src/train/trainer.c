@@ -54,6 +54,7 @@ static DsviDitShape trainer_dit_shape(const DsviTrainer *t)
         .height = t->sizes[t->main_size].latent.height,
         .width = t->sizes[t->main_size].latent.width,
         .text_len = t->config.text_len,
+        .image_len = dsvi_dit_image_len(&t->config),
         .given_first = dsvi_dit_given_first(settings),
         .act = dsvi_dit_act(settings),
         .backward = true,
@@ -213,6 +214,7 @@ static void trainer_carve(void *trainer, DsviArena *arena)
     t->timestep = dsvi_arena_take(arena, DSVI_MEM_DATA, timestep_bytes(t));
     t->text = dsvi_arena_take(arena, DSVI_MEM_DATA,
                               batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));
+    t->image = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * (size_t)t->image_elements * sizeof(float));
     t->loss = dsvi_arena_take(arena, DSVI_MEM_DATA, batch * sizeof(float));
     if (has_channel_weights(t))
         t->channel_weight = dsvi_arena_take(arena, DSVI_MEM_DATA, channel_weight_bytes(t));
@@ -228,7 +230,7 @@ static void trainer_carve(void *trainer, DsviArena *arena)
 static void trainer_carve_host(DsviTrainer *t, DsviArena *arena)
 {
     size_t batch = (size_t)t->settings->train_batch_size;
-    size_t latents = batch * (size_t)t->inputs_max * sizeof(float);
+    size_t latents = batch * (size_t)(t->inputs_max + t->image_elements) * sizeof(float);
     t->host_latents = dsvi_arena_take(arena, DSVI_MEM_DATA, latents);
     t->host_text = dsvi_arena_take(arena, DSVI_MEM_DATA,
                                    batch * (size_t)(t->config.text_len * t->config.text_dim) * sizeof(float));
@@ -346,6 +348,7 @@ static DsvStatus trainer_prepare(const DsviTrainerArgs *args, const DsviMesh *me
     t->group = group;
     t->codec = codec;
     t->config = *args->config;
+    t->image_elements = dsvi_dit_image_len(&t->config) * t->config.image_dim;
     t->experts = args->experts;
     t->expert = t->experts ? t->experts->trained : 0;
     if (args->sizes)

@@ -65,7 +65,9 @@ typedef struct DsviTrainer {
     DsviTrainerSize sizes[DSVI_CLIP_SIZES_MAX];
     int64_t size_count, main_size; /* main_size: the current one between steps */
     int64_t inputs_max;            /* largest `inputs` of a size */
-    DsviDealer *dealer;            /* NULL: one size */
+    int64_t image_elements; /* of the states of a sample's pictures, which follow its input in host memory;
+                             * 0: the model takes none */
+    DsviDealer *dealer;     /* NULL: one size */
 
     /* Those of the current size (dsvi_trainer_use). */
     DsviVideoShape video, latent;
@@ -105,6 +107,7 @@ typedef struct DsviTrainer {
      * they share memory with activations. */
     float *latents;        /* (B, inputs): latents, clean at first, then mixed with noise; each is followed
                             * by the condition that an image-to-video model takes */
+    float *image;          /* (B, image_elements) states of pictures */
     float *noise;          /* (B, elements): noise, then the target velocity */
     float *sigma;          /* (B) */
     float *timestep;       /* (B); with model.first_frame=given (B, 2): that of the first frame, 0, and that
@@ -115,7 +118,7 @@ typedef struct DsviTrainer {
     float *channel_weight; /* (latent channels) weights of the loss; NULL: all are 1 */
 
     /* Host buffers for uploads and downloads of the micro-batch. */
-    float *host_latents;                           /* (B, inputs_max) */
+    float *host_latents;                           /* (B, inputs_max + image_elements) */
     float *host_text;                              /* (B, text_len, text_dim) */
     float *host_sigma, *host_timestep, *host_loss; /* (B), host_timestep as `timestep` */
     double *host_weight;                           /* (B) weights of the samples' gradients */

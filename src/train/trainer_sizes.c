@@ -193,6 +193,8 @@ DsvStatus dsvi_trainer_sizes_setup(DsviTrainer *t, const DsviDitWeights *weights
     for (int64_t i = 0; i < t->size_count; i++) {
         DSVI_TRY(dsvi_sparse_setup(size_from_main(t, i)->sparse));
         DSVI_TRY(dsvi_dit_setup(size_from_main(t, i)->dit, weights));
+        if (t->image_elements > 0)
+            dsvi_dit_set_image(size_from_main(t, i)->dit, t->image, NULL);
     }
     return DSV_OK;
 }
@@ -237,7 +239,8 @@ void dsvi_trainer_sizes_costs(const DsviTrainer *t, double *cost)
                                     .frames = latent->frames,
                                     .height = latent->height,
                                     .width = latent->width,
-                                    .text_len = t->config.text_len};
+                                    .text_len = t->config.text_len,
+                                    .image_len = dsvi_dit_image_len(&t->config)};
         cost[i] = dsvi_dit_flops_gemm(&t->config, &shape) +
                   (s->sparse_enabled ? lists : 1) * dsvi_dit_flops_attention(&t->config, &shape);
     }

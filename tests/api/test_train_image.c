@@ -3,6 +3,8 @@
 
 #include "data/clip.h"
 #include "data/picture.h"
+#include "backend/backend.h"
+#include "model/vit/vit.h"
 
 #include "train/run_rig.h"
 
@@ -143,9 +145,9 @@ static DsviSafetensors *latent_of(float *pixels, int frames, const DsviStoredTen
     return file;
 }
 
-/* Compares what the cache has beside a latent with mask and latent of the video of a picture (3, SIDE, SIDE)
- * and grey frames. */
-static void check_condition(const char *cache, const char *stem, const float *picture)
+/* Compares what the cache has beside a latent with mask and latent of the video of a picture (3, SIDE, SIDE),
+ * grey frames and, unless NULL, a last picture. */
+static void check_condition(const char *cache, const char *stem, const float *picture, const float *last)
 {
     enum { Z = 16, MASK = 4, F = 2, PLACES = 16, PLANE = F * PLACES };
     static float pixels[3 * T * FRAME];
@@ -154,25 +156,35 @@ static void check_condition(const char *cache, const char *stem, const float *pi
     assert_int_equal(stored->shape[0], 2 * Z + MASK);
     assert_int_equal(stored->count, (2 * Z + MASK) * PLANE);
     for (int i = 0; i < 3 * T * FRAME; i++)
-        pixels[i] = i / FRAME % T > 0 ? 0 : picture[i / (T * FRAME) * FRAME + i % FRAME];
+        pixels[i] = i / FRAME % T == 0               ? picture[i / (T * FRAME) * FRAME + i % FRAME]
+                    : i / FRAME % T == T - 1 && last ? last[i / (T * FRAME) * FRAME + i % FRAME]
+                                                     : 0;
     encoded = latent_of(pixels, T, &wanted);
     const float *condition = (const float *)stored->data + Z * PLANE;
     for (int i = 0; i < MASK * PLANE; i++)
-        assert_true(condition[i] == (i % PLANE < PLACES ? 1 : 0));
+        assert_true(condition[i] == (i % PLANE < PLACES || (last && i / PLANE == MASK - 1) ? 1 : 0));
     assert_error_below(relative_l2(DSVI_F32, condition + MASK * PLANE, DSVI_F32, wanted->data, Z * PLANE),
                        1e-6, "latent of a picture and grey frames");
     dsvi_safetensors_close(&encoded);
     dsvi_safetensors_close(&file);
 }
 
-/* Reads the first frame of a clip's first window. */
+/* Reads frame `at` of a clip's first window. */
+static const float *frame_of(const char *clip, int at)
+{
+    static float all[3 * T * FRAME], pixels[2][3 * FRAME];
+    float *out = pixels[at > 0];
+    const DsviClipWindow window = {
+        .fps = 8, .frames = T, .height = SIDE, .width = SIDE, .crop_x = 0.5, .crop_y = 0.5};
+    assert_ok(dsvi_clip_read(data_of(clip), &window, all));
+    for (int c = 0; c < 3; c++)
+        memcpy(out + c * FRAME, all + (c * T + at) * FRAME, FRAME * sizeof *out);
+    return out;
+}
+
 static const float *first_frame_of(const char *clip)
 {
-    static float pixels[3 * FRAME];
-    const DsviClipWindow window = {
-        .fps = 8, .frames = 1, .height = SIDE, .width = SIDE, .crop_x = 0.5, .crop_y = 0.5};
-    assert_ok(dsvi_clip_read(data_of(clip), &window, pixels));
-    return pixels;
+    return frame_of(clip, 0);
 }
 
 /* Writes a list of both clips, the first of which begins with a picture, and encodes them into `cache`. */
@@ -210,8 +222,8 @@ static void a_list_names_pictures(void **state)
     assert_int_equal(system(command), 0);
     encode_list("listed", "p.png", &heard);
     assert_non_null(strstr(heard.log, "2 windows: 2 encoded"));
-    check_condition("listed", "waves_0", picture_of("p.png"));
-    check_condition("listed", "waves_1", first_frame_of("clips/waves-1.mp4"));
+    check_condition("listed", "waves_0", picture_of("p.png"), NULL);
+    check_condition("listed", "waves_1", first_frame_of("clips/waves-1.mp4"), NULL);
     encode_list("listed", "p.png", &heard);
     assert_non_null(strstr(heard.log, "2 windows: 0 encoded, 2 kept"));
     snprintf(command, sizeof command, "cp '%s' '%s'", golden_path("pipe_i2v/last.png"), data_of("p.png"));
@@ -273,12 +285,111 @@ static void i2v_learns_from_the_first_frame(void **state)
     assert_ok(dsvi_folder_make(scratch_path("cache")));
     train(&settings, &heard, loss);
     assert_non_null(strstr(heard.log, "the Wan repository uses 5 for I2V-A14B"));
-    check_condition("cache/train", "waves_0", first_frame_of("clips/waves-0.mp4"));
+    check_condition("cache/train", "waves_0", first_frame_of("clips/waves-0.mp4"), NULL);
     image_settings(&settings, "i2v-again");
     set(&settings, "model.expert", "high");
     train(&settings, &heard, again);
     assert_non_null(strstr(heard.log, "0 encoded"));
     assert_true(loss[0] == again[0] && loss[1] == again[1] && isfinite(loss[0]) && isfinite(loss[1]));
+}
+
+/* Compares the states of pictures in the cache with those that the image encoder computes of each picture. */
+static void check_states(const char *cache, const char *stem, const float *const *pictures, int count)
+{
+    const DsviStoredTensor *latent, *states;
+    DsviVitProcessor processor;
+    DsviBackend backend;
+    DsviVit *encoder;
+    DsvConfig settings;
+    uint8_t rgb[3 * FRAME];
+    float pixels[3 * 32 * 32], wanted[32 * 32];
+    DsviSafetensors *file = window_of(cache, stem, &latent);
+    states = dsvi_safetensors_find(file, "image_states");
+    assert_non_null(states);
+    dsv_config_defaults(&settings);
+    assert_ok(dsvi_backend_open(&settings, &backend));
+    assert_ok(
+        dsvi_vit_processor_read(scratch_path("model/image_processor/preprocessor_config.json"), &processor));
+    assert_ok(dsvi_vit_open(&backend, scratch_path("model/image_encoder"), DSVI_F32, 1, &encoder));
+    int64_t rows = dsvi_vit_rows(dsvi_vit_config(encoder)), dim = dsvi_vit_config(encoder)->hidden_size;
+    assert_true(states->shape[0] == count * rows && states->shape[1] == dim && rows * dim <= 32 * 32);
+    for (int k = 0; k < count; k++) {
+        for (int i = 0; i < 3 * FRAME; i++)
+            rgb[i % FRAME * 3 + i / FRAME] = (uint8_t)lrintf((pictures[k][i] + 1) * 127.5F);
+        assert_ok(dsvi_vit_prepare(&processor, SIDE, SIDE, rgb, pixels));
+        assert_ok(dsvi_vit_encode(encoder, 1, pixels, wanted));
+        assert_error_below(relative_l2(DSVI_F32, (const float *)states->data + k * rows * dim, DSVI_F32,
+                                       wanted, rows * dim),
+                           1e-5, "states of picture %d", k);
+    }
+    dsvi_vit_close(&encoder);
+    dsvi_backend_close(&backend);
+    dsvi_safetensors_close(&file);
+}
+
+/* Wan 2.1 I2V learns from the first frame of its clips, FLF2V from the first and the last, with a LoRA and
+ * whole: the cache holds the encoded video and the image encoder's states. */
+static void wan21_learns_from_states_of_pictures(void **state)
+{
+    static const char *const SETS[] = {"pipe_clip", "pipe_flf"};
+    (void)state;
+    for (int two = 0; two < 2; two++) {
+        const float *const pictures[2] = {first_frame_of("clips/waves-0.mp4"),
+                                          frame_of("clips/waves-0.mp4", T - 1)};
+        char run[64], cache[64];
+        DsvConfig settings;
+        Stopper heard;
+        double lora[2], whole[2];
+        wan_case_make(SETS[two]);
+        snprintf(run, sizeof run, "i2v-%s", SETS[two]);
+        snprintf(cache, sizeof cache, "cache-%d", two);
+        assert_ok(dsvi_folder_make(scratch_path(cache)));
+        image_settings(&settings, run);
+        set(&settings, "data.cache", data_of(cache));
+        train(&settings, &heard, lora);
+        snprintf(cache, sizeof cache, "cache-%d/train", two);
+        check_condition(cache, "waves_0", pictures[0], two ? pictures[1] : NULL);
+        check_states(cache, "waves_0", pictures, 1 + two);
+        snprintf(run, sizeof run, "i2v-%s-whole", SETS[two]);
+        image_settings(&settings, run);
+        set(&settings, "data.path", data_of(cache));
+        snprintf(cache, sizeof cache, "cache-%d/validation", two);
+        set(&settings, "validation.data", data_of(cache));
+        set(&settings, "lora_rank", "0");
+        set(&settings, "max_train_steps", "1");
+        train(&settings, &heard, whole);
+        /* before its first update a LoRA changes nothing */
+        assert_error_below(fabs(whole[0] / lora[0] - 1), 1e-6, "loss of the first step");
+    }
+}
+
+/* A cache must have been made for the states of pictures that the model takes. */
+static void caches_of_other_pictures_are_refused(void **state)
+{
+    static const struct {
+        const char *set, *cache, *sentence;
+    } CASES[] = {
+        {"pipe_clip", "cache/train", " has no states of pictures, which model.path="},
+        {"pipe_i2v", "cache-0/train", " has states of pictures, and model.path="},
+        {"pipe_flf", "cache-0/train", "was made by another image encoder than that of model.path="},
+    };
+    DsvConfig settings;
+    (void)state;
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        wan_case_make(CASES[i].set);
+        image_settings(&settings, "refused");
+        set(&settings, "validation.data", "");
+        set(&settings, "data.path", data_of(CASES[i].cache));
+        if (strcmp(CASES[i].set, "pipe_i2v") == 0)
+            set(&settings, "model.expert", "high");
+        assert_fails(DSV_E_USAGE, CASES[i].sentence, dsv_train(&settings, NULL, NULL));
+    }
+    wan_case_make("pipe_flf");
+    image_settings(&settings, "refused");
+    set(&settings, "data.cache", data_of("unused-cache"));
+    set(&settings, "num_frames", "1");
+    assert_fails(DSV_E_USAGE, "makes a clip between two pictures, expected 2 frames or more",
+                 dsv_train(&settings, NULL, NULL));
 }
 
 static void what_does_not_fit_is_refused(void **state)
@@ -315,6 +426,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ti2v_continues_the_first_frame),
         cmocka_unit_test(i2v_learns_from_the_first_frame),
+        cmocka_unit_test(wan21_learns_from_states_of_pictures),
+        cmocka_unit_test(caches_of_other_pictures_are_refused),
         cmocka_unit_test(a_list_names_pictures),
         cmocka_unit_test(ti2v_begins_with_the_listed_picture),
         cmocka_unit_test(what_does_not_fit_is_refused),

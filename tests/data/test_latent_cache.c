@@ -306,7 +306,7 @@ static void a_file_that_is_rewritten_is_no_crash(void **state)
     pthread_t thread;
     int whole = 0;
     snprintf(path, sizeof path, "%s", scratch_path("rewritten.safetensors"));
-    assert_ok(dsvi_latent_write(path, shape, latent, &checksum));
+    assert_ok(dsvi_latent_write(path, shape, (DsviImageStates){0}, latent, &checksum));
     assert_ok(dsvi_file_read(path, (size_t)1 << 24, &data, &rewriter.bytes));
     rewriter.data = data;
     assert_int_equal(pthread_create(&thread, NULL, rewrite, &rewriter), 0);

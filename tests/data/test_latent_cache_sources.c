@@ -277,13 +277,15 @@ static void other_models_are_refused(void **state)
         .encoder = content_of("text"), .empty = content_of(""), .dtype = DSVI_BF16, .dim = 4096};
     assert_ok(dsvi_latent_cache_create(folder, &settings, &model, &cache)); /* text is added */
     dsvi_latent_cache_close(&cache);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         static const char *const WORDS[] = {"made with the VAE",
                                             "made by the VAE in BF16, expected F32",
                                             "made with the text encoder",
                                             "expected none",
                                             "made by the text encoder in BF16, expected F32",
-                                            "made for image-to-video models, expected text-to-video"};
+                                            "made for image-to-video models, expected text-to-video",
+                                            "made with the image encoder none",
+                                            "made with 0 states of pictures for each window, expected 3"};
         other = model;
         if (i == 0)
             other.vae = content_of("another");
@@ -295,8 +297,12 @@ static void other_models_are_refused(void **state)
             other.text = (DsviTextStore){0};
         else if (i == 4)
             other.text.dtype = DSVI_F32;
-        else
+        else if (i == 5)
             other.condition = false;
+        else if (i == 6)
+            other.image_encoder = content_of("images");
+        else
+            other.image.rows = 3;
         assert_fails(DSV_E_USAGE, WORDS[i], dsvi_latent_cache_create(folder, &settings, &other, &cache));
         assert_non_null(strstr(dsv_error_message(), folder));
     }
@@ -330,7 +336,8 @@ static void an_older_index_is_read(void **state)
     snprintf(folder, sizeof folder, "%s", scratch_path("older"));
     assert_ok(dsvi_folder_make(folder));
     fill(latent, 0);
-    assert_ok(dsvi_latent_write(scratch_path("older/w.safetensors"), SHAPE, latent, &checksum));
+    assert_ok(dsvi_latent_write(scratch_path("older/w.safetensors"), SHAPE, (DsviImageStates){0}, latent,
+                                &checksum));
     snprintf(text, sizeof text, INDEX, (unsigned long long)checksum, ",\"xxh3\":\"0594a23965cedb98\"");
     assert_ok(dsvi_file_write(scratch_path("older/index.json"), text, strlen(text)));
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));

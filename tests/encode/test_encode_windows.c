@@ -93,7 +93,7 @@ static DsvStatus run_into(const char *folder, Fake *fake, int threads, int64_t a
     static const DsvEvents NONE;
     DsviLatentCache *cache;
     const DsviWindowEncoder encoder = {
-        fake, take_row, fake->parallel, false, PIXELS, SHAPES, 1, fake->tells ? worked : NULL};
+        fake, take_row, fake->parallel, false, 0, PIXELS, SHAPES, 1, fake->tells ? worked : NULL};
     fake->caller = pthread_self();
     pthread_mutex_init(&fake->lock, NULL);
     assert_ok(dsvi_latent_cache_create(folder, &settings, NULL, &cache));
@@ -209,7 +209,7 @@ static void a_full_disk_ends_the_call(void **state)
     Fake fake = {0};
     DsviEncodeTimes times;
     DsviLatentCache *cache;
-    const DsviWindowEncoder encoder = {&fake, take_row, false, false, PIXELS, SHAPES, 1, NULL};
+    const DsviWindowEncoder encoder = {&fake, take_row, false, false, 0, PIXELS, SHAPES, 1, NULL};
     const DsvEvents none = {0};
     fake.caller = pthread_self();
     pthread_mutex_init(&fake.lock, NULL);

@@ -65,6 +65,13 @@ def load_model(config, weights, dtype):
     return model
 
 
+def random_image(random, batch, config):
+    """States of a picture for each sample, or of two, which diffusers joins; None for other models."""
+    rows = config.get("pos_embed_seq_len") or config.get("image_dim", 0) and 9
+    halves = 2 if "pos_embed_seq_len" in config else 1
+    return random.normal(halves * batch, rows // halves, config["image_dim"]) if rows else None
+
+
 def random_inputs(random, batch, thw, text_len, text_dim):
     """What a training step begins from."""
     shape = (batch, CHANNELS, *thw)
@@ -162,11 +169,10 @@ def write_case(folder, random, config, weights, batch, thw, text_len, given_firs
               "encoder_hidden_states": drawn["encoder_hidden_states"]}
     if given_first:
         inputs["timestep"] = torch.stack([torch.tensor([0, 37.5])[:batch], drawn["timestep"]], dim=1)
-    image_len = config.get("pos_embed_seq_len") or config.get("image_dim", 0) and 9
-    if image_len:
-        halves = 2 if "pos_embed_seq_len" in config else 1  # of two pictures, which diffusers joins
-        inputs["encoder_hidden_states_image"] = random.normal(halves * batch, image_len // halves,
-                                                              config["image_dim"])
+    image, image_len = random_image(random, batch, config), 0
+    if image is not None:
+        image_len = image.shape[0] * image.shape[1] // batch
+        inputs["encoder_hidden_states_image"] = image
     exact = run(config, weights, inputs, torch.float64)
     single = run(config, weights, inputs, torch.float32)
     rounded = run(config, weights, inputs, torch.float32, autocast=True)
@@ -199,7 +205,7 @@ def train_step(model, optimizer, inputs):
         timestep, learned = times_of_tokens(timestep, latents.shape[2:]), slice(1, None)
         latents[:, :, 0] = inputs["latents_clean"][:, :, 0]
     output = model(torch.cat([latents, beside], dim=1), timestep, inputs["encoder_hidden_states"],
-                   return_dict=False)[0]
+                   inputs.get("encoder_hidden_states_image"), return_dict=False)[0]
     loss = ((output - target)[:, :, learned] ** 2).mean()
     optimizer.zero_grad()
     loss.backward()
@@ -208,9 +214,10 @@ def train_step(model, optimizer, inputs):
     return loss.item(), norm.item()
 
 
-def write_training(folder, random, config, weights, given_first=False, keep_state=True):
+def write_training(folder, random, config, weights, given_first=False, keep_state=True,
+                   text_len=TRAIN["text_len"]):
     """Training steps. `given_first`: the first latent frame is given. `keep_state`: write the final state."""
-    steps = [random_inputs(random, TRAIN["batch"], TRAIN["latent_thw"], TRAIN["text_len"], config["text_dim"])
+    steps = [random_inputs(random, TRAIN["batch"], TRAIN["latent_thw"], text_len, config["text_dim"])
              for _ in range(TRAIN["steps"])]
     for inputs in steps:
         latents, times = inputs["latents_clean"], inputs["timestep"]
@@ -220,6 +227,9 @@ def write_training(folder, random, config, weights, given_first=False, keep_stat
         if beside:
             condition = random.normal(len(latents), beside, *latents.shape[2:])
             inputs["latents_clean"] = torch.cat([latents, condition], dim=1)
+        image = random_image(random, len(latents), config)
+        if image is not None:
+            inputs["encoder_hidden_states_image"] = image
     with float_means_double():
         model = load_model(config, weights, torch.float64)
         optimizer = torch.optim.AdamW(model.parameters(), lr=TRAIN["lr"], betas=TRAIN["betas"],
@@ -235,7 +245,7 @@ def write_training(folder, random, config, weights, given_first=False, keep_stat
     if keep_state:
         save(folder / "weights_after.safetensors", to_f32(model.state_dict()))
         save(folder / "adam_after.safetensors", to_f32(moments))
-    return {**TRAIN, "about": TRAIN_ABOUT}
+    return {**TRAIN, "text_len": text_len, "about": TRAIN_ABOUT}
 
 
 def write_config(folder, config):
@@ -313,7 +323,8 @@ def write_of_image(folder, seed, config):
     write_config(folder, config)
     save(folder / "diffusion_pytorch_model.safetensors", weights)
     cases = [write_case(folder, random, config, weights, 2, (2, 4, 6), 512)]
-    describe(folder, seed, ABOUT, cases=dict(cases))
+    train = write_training(folder / "train", random, config, weights, keep_state=False, text_len=512)
+    describe(folder, seed, ABOUT, cases=dict(cases), train=train)
 
 
 def write_clip(folder):

@@ -1,5 +1,5 @@
-/* Steps of AdamW on a small model compared with PyTorch (golden files of dit_a, dit_i2v and dit_ti2v):
- * losses, gradient norms, and afterwards the weights and both moments. */
+/* Steps of AdamW on small models compared with PyTorch (golden files of dit_a, dit_clip, dit_flf, dit_i2v and
+ * dit_ti2v): losses, gradient norms, and afterwards the weights and both moments. */
 #include "test.h"
 
 #include "base/safetensors.h"
@@ -7,7 +7,7 @@
 #include "golden/golden_files.h"
 #include "train/step.h"
 
-enum { BATCH = 2, FRAMES = 3, HEIGHT = 4, WIDTH = 6, CHANNELS = 16, TEXT_LEN = 7 };
+enum { BATCH = 2, FRAMES = 3, HEIGHT = 4, WIDTH = 6, CHANNELS = 16 };
 
 /* The fixture has latents, not pixels; this codec only gives their shape, and that of the published VAE. */
 static DsvStatus published_shape(const DsviCodec *codec, DsviVideoShape video, DsviVideoShape *latent)
@@ -37,6 +37,7 @@ static void open_stored(const char *model, const char *name, DsviSafetensors **o
 static void open_fixture(Fixture *f, const char *isa, const char *model, const char *first_frame)
 {
     DsviDitConfig config;
+    const DsviStoredTensor *text, *image;
     char path[128];
     memset(f, 0, sizeof *f);
     dsv_config_defaults(&f->settings);
@@ -51,7 +52,13 @@ static void open_fixture(Fixture *f, const char *isa, const char *model, const c
     f->settings.width = 8 * WIDTH;
     snprintf(path, sizeof path, "%s/config.json", model);
     assert_ok(dsvi_dit_config_read(golden_path(path), &config));
-    config.text_len = TEXT_LEN;
+    open_stored(model, "inputs", &f->inputs);
+    open_stored(model, "expected", &f->expected);
+    f->steps = (int)dsvi_safetensors_find(f->expected, "losses")->count;
+    text = dsvi_safetensors_find(f->inputs, "encoder_hidden_states");
+    image = dsvi_safetensors_find(f->inputs, "encoder_hidden_states_image");
+    config.text_len = text->shape[2];
+    config.image_len = image ? image->count / (f->steps * BATCH * config.image_dim) : 0;
     assert_ok(dsvi_cpu_open(isa, 2, &f->backend));
     assert_ok(dsvi_trainer_create(
         &(DsviTrainerArgs){
@@ -59,9 +66,6 @@ static void open_fixture(Fixture *f, const char *isa, const char *model, const c
         &f->trainer));
     assert_ok(dsvi_weights_read(golden_path(model), &f->trainer->table, f->trainer->host_flat));
     assert_ok(dsvi_trainer_start(f->trainer));
-    open_stored(model, "inputs", &f->inputs);
-    open_stored(model, "expected", &f->expected);
-    f->steps = (int)dsvi_safetensors_find(f->expected, "losses")->count;
 }
 
 static void close_fixture(Fixture *f)
@@ -97,6 +101,8 @@ static void run_steps(Fixture *f)
         load_input(f, "sigma", step, t->host_sigma); /* for the bins of the loss */
         load_input(f, "timestep", step, t->timestep);
         load_input(f, "encoder_hidden_states", step, t->text);
+        if (t->image_elements > 0)
+            load_input(f, "encoder_hidden_states_image", step, t->image);
         assert_ok(dsvi_sparse_step_begin(t->sparse, step + 1, true));
         assert_ok(dsvi_zero_clear_gradients(&t->zero));
         assert_ok(dsvi_train_gradients(t, true, NULL, &result));
@@ -156,6 +162,19 @@ static void follows_pytorch_beside_a_condition(void **state)
     assert_int_equal(f.trainer->inputs, (CHANNELS + 20) * FRAMES * HEIGHT * WIDTH);
     run_steps(&f);
     close_fixture(&f);
+}
+
+/* The model attends states of one picture, or of two. */
+static void follows_pytorch_with_states_of_pictures(void **state)
+{
+    static const char *const MODELS[] = {"dit_clip", "dit_flf"};
+    for (int i = 0; i < 2; i++) {
+        Fixture f;
+        open_fixture(&f, *state, MODELS[i], "model.first_frame=auto");
+        assert_int_equal(f.trainer->image_elements, 20 * (i ? 6 : 9));
+        run_steps(&f);
+        close_fixture(&f);
+    }
 }
 
 static void a_given_frame_has_no_pixel_weight(void **state)
@@ -257,6 +276,35 @@ static void drawn_samples_have_time_0_in_the_given_frame(void **state)
     close_fixture(&f);
 }
 
+/* Writes sample number *context: its elements are small numbers that tell them apart. */
+static DsvStatus next_numbered(void *context, DsviSample *sample)
+{
+    int *number = context;
+    for (int i = 0; i < (CHANNELS + 20) * FRAMES * HEIGHT * WIDTH + 9 * 20; i++)
+        sample->latent[i] = (float)(++*number % 997) * 1e-3F;
+    return DSV_OK;
+}
+
+/* The states of pictures follow the input of each sample. */
+static void samples_end_with_states_of_pictures(void **state)
+{
+    enum { INPUTS = (CHANNELS + 20) * FRAMES * HEIGHT * WIDTH, IMAGE = 9 * 20 };
+    int number = 0;
+    Fixture f;
+    DsviStepResult result;
+    DsviSampleSource source = {.context = &number, .next = next_numbered};
+    (void)state;
+    open_fixture(&f, "auto", "dit_clip", "model.first_frame=auto");
+    f.settings.max_train_steps = 1;
+    assert_ok(dsvi_train_step(f.trainer, &source, &result));
+    for (int b = 0; b < BATCH; b++)
+        for (int i = 0; i < IMAGE; i++) {
+            int wanted = b * (INPUTS + IMAGE) + INPUTS + i + 1;
+            assert_true(f.trainer->image[b * IMAGE + i] == (float)(wanted % 997) * 1e-3F);
+        }
+    close_fixture(&f);
+}
+
 static int run_image(void)
 {
     const struct CMUnitTest tests[] = {
@@ -264,7 +312,10 @@ static int run_image(void)
         cmocka_unit_test_prestate(follows_pytorch_from_a_given_frame, "auto"),
         cmocka_unit_test_prestate(follows_pytorch_beside_a_condition, "ref"),
         cmocka_unit_test_prestate(follows_pytorch_beside_a_condition, "auto"),
+        cmocka_unit_test_prestate(follows_pytorch_with_states_of_pictures, "ref"),
+        cmocka_unit_test_prestate(follows_pytorch_with_states_of_pictures, "auto"),
         cmocka_unit_test(drawn_samples_have_time_0_in_the_given_frame),
+        cmocka_unit_test(samples_end_with_states_of_pictures),
         cmocka_unit_test(a_given_frame_has_no_pixel_weight),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

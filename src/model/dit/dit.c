@@ -119,8 +119,7 @@ static DsvStatus check_image_len(const DsviDitConfig *config, int64_t image_len)
     if (config->image_dim > 0 && image_len < 1)
         return DSVI_FAIL(
             DSV_E_UNSUPPORTED,
-            "the model takes rows of an image encoder beside the text (image_dim is %lld): only dsv "
-            "forward and dsv sample give them to a model",
+            "the model takes rows of an image encoder beside the text (image_dim is %lld), and gets none",
             (long long)config->image_dim);
     if (config->image_dim == 0 && image_len != 0)
         return DSVI_FAIL(DSV_E_SHAPE, "%lld image rows: the model takes none", (long long)image_len);

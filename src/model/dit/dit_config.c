@@ -15,7 +15,11 @@
 
 #include "base/fs.h"
 
-enum { CONFIG_BYTES_MAX = 1 << 20, PATCH_MAX = 64 };
+enum {
+    CONFIG_BYTES_MAX = 1 << 20,
+    PATCH_MAX = 64,
+    PUBLISHED_ROWS = 257 /* of a picture, computed by CLIP ViT-H */
+};
 
 typedef struct Field {
     const char *name;     /* key of diffusers; the option is model.NAME */
@@ -53,6 +57,12 @@ static int64_t *value_of(DsviDitConfig *config, const Field *field)
 static int64_t value_in(const DsviDitConfig *config, const Field *field)
 {
     return *(const int64_t *)((const char *)config + field->offset);
+}
+
+int64_t dsvi_dit_image_len(const DsviDitConfig *config)
+{
+    int64_t rows = config->pos_embed_seq_len > 0 ? config->pos_embed_seq_len : PUBLISHED_ROWS;
+    return config->image_dim == 0 ? 0 : config->image_len > 0 ? config->image_len : rows;
 }
 
 static DsvStatus check_image(const DsviDitConfig *config, const char *where)

@@ -24,6 +24,7 @@ typedef struct DsviDitConfig {
                                 * text (Wan 2.1 I2V: states of CLIP, 1280); 0: no such rows */
     int64_t pos_embed_seq_len; /* image rows of a sample, to which a table of positions is added (FLF2V: 514,
                                 * those of two images); 0: no table, and any number of rows */
+    int64_t image_len;         /* image rows of a sample in training; 0: as dsvi_dit_image_len says */
     int64_t patch[3];          /* latent frames, rows and columns that make a token */
     int64_t rope_max_seq_len;  /* limit of positions on each axis of the token grid */
     double eps;                /* added to the variance in norms */
@@ -34,6 +35,10 @@ static inline int64_t dsvi_dit_width(const DsviDitConfig *config)
 {
     return config->num_attention_heads * config->attention_head_dim;
 }
+
+/* Returns the image rows of a sample in training: config->image_len or, if it is not known, what the
+ * published image encoder computes of a picture. */
+int64_t dsvi_dit_image_len(const DsviDitConfig *config);
 
 /* Sets *out to the preset that the option model.preset names, changed by the other model.* options.
  * in_channels and out_channels are 16: the caller replaces them with those of the codec. Returns
