@@ -15,7 +15,7 @@ extern "C" {
  * levels of the expert, and logs them with flow_shift. Replaces model.first_frame=auto by what it means for
  * the model. With model.expert=none it only checks. Fails with DSV_E_USAGE if the model has two experts and
  * none is chosen, if it has one transformer and an expert is chosen, or if the run samples clips, which need
- * both experts, and trains all weights or an image-to-video model. `log` may be NULL. */
+ * both experts, and trains all weights. `log` may be NULL. */
 DsvStatus dsvi_expert_prepare(DsvConfig *settings, DsviSparseLog *log, void *context);
 
 /* Stores the path of the model that is trained: model.path, or the transformer of model.expert in it. */

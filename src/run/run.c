@@ -180,7 +180,7 @@ static DsvStatus open_run(DsviRun *run)
     DSVI_TRY(check_decoding(run));
     DSVI_TRY(dsvi_run_load_state(run));
     DSVI_TRY(dsvi_run_open_held_out(run));
-    DSVI_TRY(dsvi_run_open_sampled_texts(run));
+    DSVI_TRY(dsvi_run_open_sampled(run));
     DSVI_TRY(open_record(run)); /* measures the speed of large matrix products, which decoding threads of
                                  * any rank would falsify */
     DSVI_TRY(dsvi_comm_barrier(run->comm)); /* after this, no rank has failed so far */
@@ -240,8 +240,8 @@ static DsvStatus validate(DsviRun *run)
     DsvEvents quiet = {.context = run, .log = dsvi_run_event_line, .stop = all_want_stop};
     if (run->sampled_step == run->trainer->step)
         return DSV_OK;
-    DsvStatus status = dsvi_sample_clips(run->trainer, &run->sampled, run->folder.samples, &quiet,
-                                         clip_written, run);
+    DsvStatus status = dsvi_sample_clips(run->trainer, &run->sampled, &run->pictures, run->folder.samples,
+                                         &quiet, clip_written, run);
     if (status == DSV_E_INTERRUPTED)
         return DSV_OK; /* stop was requested: the training loop gets the same request, and saves a
                         * checkpoint before it ends */
@@ -384,6 +384,7 @@ static void close_run(DsviRun *run)
     dsvi_trainer_free(&run->trainer);
     dsvi_dataset_close(&run->dataset);
     dsvi_sampled_texts_free(&run->sampled);
+    dsvi_sampled_pictures_free(&run->pictures);
     if (run->codec)
         run->codec->close(run->codec);
     dsvi_run_folder_close(&run->folder);

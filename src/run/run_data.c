@@ -247,21 +247,74 @@ static DsvStatus read_prompts(DsviRun *run)
     return DSV_OK;
 }
 
-DsvStatus dsvi_run_open_sampled_texts(DsviRun *run)
+/* Reads the text of this group's clip: the first caption of an item. */
+static DsvStatus read_caption(DsviRun *run, const DsviDataset *d, int64_t item)
 {
-    const DsviDataset *d = run->dataset;
     DsviSampledTexts *texts = &run->sampled;
-    int64_t item = run->trainer->mesh.data_rank % d->count, rows;
-    if (!run->trainer->generator || !(run->prompts || dsvi_run_has_text(run)))
-        return DSV_OK;
-    if (run->prompts)
-        return read_prompts(run);
+    int64_t caption = d->items[item].captions.count > 0 ? 0 : -1, rows;
     DSVI_TRY(dsvi_sampled_texts_make(run->trainer, 0, texts));
-    int64_t caption = d->items[item].captions.count > 0 ? 0 : -1;
     DSVI_TRY(dsvi_dataset_text_states(d, item, caption, texts->text_len, texts->text, &rows));
     DSVI_TRY(dsvi_sampled_texts_store(texts, 0, rows));
     DSVI_TRY(dsvi_dataset_text_states(d, item, -1, texts->text_len, texts->negative, &rows));
     dsvi_run_log(run, DSV_LOG_INFO, "sampled clips show: %s",
                  caption < 0 ? "the empty prompt" : d->items[item].captions.at[caption].text);
     return DSV_OK;
+}
+
+/* Reads the texts; without prompts, from an item of `d`. */
+static DsvStatus open_texts(DsviRun *run, const DsviDataset *d, int64_t item)
+{
+    if (run->prompts)
+        return read_prompts(run);
+    return dsvi_run_has_text(run) ? read_caption(run, d, item) : DSV_OK;
+}
+
+/* Reads the pictures of this group's clips, one for each prompt. */
+static DsvStatus read_pictures(DsviRun *run, const DsviDataset *d)
+{
+    const DsviTrainer *t = run->trainer;
+    const DsviSampledTexts *texts = &run->sampled;
+    int64_t count = run->prompts ? texts->count : 1;
+    int64_t *numbers = malloc((size_t)count * sizeof *numbers);
+    if (!numbers)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the pictures of sampled clips");
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = run->prompts ? dsvi_sampled_prompt(t, texts, i) : t->mesh.data_rank;
+    DsvStatus status = dsvi_sampled_pictures_read(
+        t, d, numbers, count, run->prompts ? texts->prompts : t->mesh.data_ranks, &run->pictures);
+    free(numbers);
+    return status;
+}
+
+/* Opens the windows whose pictures sampled clips begin with, and reads pictures and texts. */
+static DsvStatus open_pictures(DsviRun *run)
+{
+    DsviDataset *d;
+    DsvConfig settings = *run->settings;
+    const char *path = settings.validation_data[0] ? settings.validation_data : settings.data_path;
+    settings.data_buckets[0] = 0;
+    DsvStatus status = dsvi_dataset_open(path, &settings, &d);
+    if (status != DSV_OK)
+        return dsvi_fail_prefix(status, "sampled clips begin with pictures of num_frames x height x width");
+    if (run->prompts)
+        status = read_prompts(run);
+    if (status == DSV_OK)
+        status = read_pictures(run, d);
+    if (status == DSV_OK && !run->prompts)
+        status = open_texts(run, d, run->pictures.ref[0].item);
+    if (status == DSV_OK)
+        dsvi_run_log(run, DSV_LOG_INFO, "sampled clips begin with pictures of %s, the first of %s", path,
+                     d->items[run->pictures.ref[0].item].path);
+    dsvi_dataset_close(&d);
+    return status;
+}
+
+DsvStatus dsvi_run_open_sampled(DsviRun *run)
+{
+    const DsviDataset *d = run->dataset;
+    if (!run->trainer->generator)
+        return DSV_OK;
+    if (dsvi_sampled_pictures_needed(run->trainer))
+        return open_pictures(run);
+    return open_texts(run, d, run->trainer->mesh.data_rank % d->count);
 }

@@ -47,9 +47,10 @@ typedef struct DsviRun {
     int costs;
     const DsviRunPrompts *prompts; /* of sampled clips; NULL: they show captions of the data */
     DsviSampledTexts sampled;
-    double start;         /* dsvi_clock_seconds at the start */
-    int64_t saved_step;   /* step of the newest checkpoint, or -1 */
-    int64_t sampled_step; /* step of the newest validation clip, or -1 */
+    DsviSampledPictures pictures; /* of sampled clips */
+    double start;                 /* dsvi_clock_seconds at the start */
+    int64_t saved_step;           /* step of the newest checkpoint, or -1 */
+    int64_t sampled_step;         /* step of the newest validation clip, or -1 */
 } DsviRun;
 
 /* ---- run_log.c ---- */
@@ -85,9 +86,10 @@ DsvStatus dsvi_run_list_inputs(const DsviRun *run);
 DsvStatus dsvi_run_list_prompts(const DsviRun *run);
 /* Reads and encodes the held-out windows, which have the size of the settings. */
 DsvStatus dsvi_run_open_held_out(const DsviRun *run);
-/* Reads the texts of sampled clips: the states of the prompts or, without prompts, from the latent cache,
- * where each cp group takes the first caption of another item. All steer away from the empty prompt. */
-DsvStatus dsvi_run_open_sampled_texts(DsviRun *run);
+/* Reads what sampled clips show. Texts: the states of the prompts or, without prompts, from the latent cache,
+ * where each cp group takes the first caption of another item; all steer away from the empty prompt.
+ * Pictures, if the model makes clips of them: of windows of validation.data or, without it, of data.path. */
+DsvStatus dsvi_run_open_sampled(DsviRun *run);
 /* Starts the threads that read the samples of this rank. */
 DsvStatus dsvi_run_start_prefetch(DsviRun *run);
 /* Logs how many samples of all ranks took the place of unreadable ones, if any. Called by all ranks. */

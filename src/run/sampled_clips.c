@@ -77,6 +77,7 @@ void dsvi_prompt_folder(int64_t prompt, char name[DSVI_PROMPT_FOLDER_BYTES])
 typedef struct Round {
     DsviTrainer *trainer;
     const DsviSampledTexts *texts;
+    const DsviSampledPictures *pictures;
     const char *folder;
     int64_t number;
     int64_t *bound; /* (ranks + 1) scratch of send_clip */
@@ -156,11 +157,12 @@ static DsvStatus write_clips(const Round *round, const DsvEvents *events, DsviCl
 static DsvStatus sample_clip(const Round *round, const DsvEvents *events)
 {
     DsviTrainer *t = round->trainer;
-    const DsviGeneratorClip clip = {
+    DsviGeneratorClip clip = {
         .seed = (uint64_t)(t->settings->seed + (round->texts->prompts > 0 ? 0 : t->mesh.data_rank)),
         .text = use_text(round->texts, round->number),
         .negative = round->texts->negative,
     };
+    dsvi_sampled_pictures_use(round->pictures, t, round->number, &clip);
     if (dsvi_generator_sparse(t->generator))
         DSVI_TRY(dsvi_sparse_copy(dsvi_generator_sparse(t->generator), t->sparse));
     return dsvi_generator_run(t->generator, &clip, events);
@@ -190,10 +192,11 @@ static DsvStatus sample_weights(Round *round, const DsvEvents *events, DsviClipW
     return status;
 }
 
-DsvStatus dsvi_sample_clips(DsviTrainer *t, const DsviSampledTexts *texts, const char *folder,
-                            const DsvEvents *events, DsviClipWritten *written, void *context)
+DsvStatus dsvi_sample_clips(DsviTrainer *t, const DsviSampledTexts *texts,
+                            const DsviSampledPictures *pictures, const char *folder, const DsvEvents *events,
+                            DsviClipWritten *written, void *context)
 {
-    Round round = {.trainer = t, .texts = texts, .folder = folder};
+    Round round = {.trainer = t, .texts = texts, .pictures = pictures, .folder = folder};
     round.bound = calloc((size_t)dsvi_comm_size(t->comm) + 1, sizeof *round.bound);
     if (!round.bound)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to gather clips");

@@ -4,6 +4,7 @@
 
 #include "base/fs.h"
 #include "dsv/events.h"
+#include "run/sampled_pictures.h"
 #include "run/superseded.h"
 #include "train/trainer.h"
 
@@ -43,8 +44,8 @@ void dsvi_prompt_folder(int64_t prompt, char name[DSVI_PROMPT_FOLDER_BYTES]);
 /* Called for each clip that was written; prompt -1: the clip shows none of validation.prompts. */
 typedef void DsviClipWritten(void *context, int64_t prompt, const char *path);
 
-/* Samples clips with the current weights, or with validation.ema their moving average, and the current
- * sparsity of all blocks. Called by all ranks. Rank 0
+/* Samples clips of the texts and, unless it is empty, of the pictures with the current weights, or with
+ * validation.ema their moving average, and the current sparsity of all blocks. Called by all ranks. Rank 0
  * writes the clips and calls `written` for those of prompts, or for group 0's clip.
  *
  * With prompts, each is sampled with the option `seed`, as dsv sample does, and written to
@@ -53,8 +54,9 @@ typedef void DsviClipWritten(void *context, int64_t prompt, const char *path);
  *
  * A clip that cannot be written is not a failure: events->log gets a warning. All ranks call events->stop at
  * the same points, and it must return the same on all. */
-DsvStatus dsvi_sample_clips(DsviTrainer *trainer, const DsviSampledTexts *texts, const char *folder,
-                            const DsvEvents *events, DsviClipWritten *written, void *context);
+DsvStatus dsvi_sample_clips(DsviTrainer *trainer, const DsviSampledTexts *texts,
+                            const DsviSampledPictures *pictures, const char *folder, const DsvEvents *events,
+                            DsviClipWritten *written, void *context);
 
 /* Moves the clips of steps later than `after` from `folder`, which is samples/ of the run, into
  * `superseded`. */

@@ -110,10 +110,6 @@ static size_t timestep_bytes(const DsviTrainer *t)
 static DsvStatus check_pictures(const DsvConfig *settings, const DsviDitConfig *config)
 {
     bool condition = dsvi_dit_takes_condition(config);
-    if (condition && (settings->validation_at_end || settings->validation_steps > 0))
-        return DSVI_FAIL(DSV_E_USAGE,
-                         "an image-to-video model samples clips of pictures, which a run does not have: "
-                         "expected validation_at_end=false and validation_steps=0");
     if (condition && dsvi_dit_given_first(settings))
         return DSVI_FAIL(
             DSV_E_USAGE,
@@ -142,18 +138,21 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
     shape.cp = t->cp;
     DSVI_TRY(dsvi_trainer_sizes_create(t, &shape, log, log_context));
     if (settings->validation_steps > 0 || settings->validation_at_end)
-        DSVI_TRY(dsvi_generator_create(
-            &(DsviGeneratorArgs){.backend = t->backend,
-                                 .settings = settings,
-                                 .codec = t->codec,
-                                 .config = config,
-                                 .table = &t->table,
-                                 .lora = trainer_lora(t),
-                                 .cp = t->cp,
-                                 .use_expert = t->experts ? dsvi_trainer_use_expert : NULL,
-                                 .expert_context = t,
-                                 .boundary = t->experts ? t->experts->boundary : 0},
-            &t->generator));
+        DSVI_TRY(dsvi_generator_create(&(DsviGeneratorArgs){.backend = t->backend,
+                                                            .settings = settings,
+                                                            .codec = t->codec,
+                                                            .config = config,
+                                                            .table = &t->table,
+                                                            .lora = trainer_lora(t),
+                                                            .cp = t->cp,
+                                                            .use_expert = t->experts ? dsvi_trainer_use_expert
+                                                                                     : NULL,
+                                                            .expert_context = t,
+                                                            .boundary = t->experts ? t->experts->boundary : 0,
+                                                            .image = dsvi_dit_takes_condition(config),
+                                                            .image_len = dsvi_dit_image_len(config),
+                                                            .given_first = dsvi_dit_given_first(settings)},
+                                       &t->generator));
     const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
     DsviVideoShape held_out_latent;
     DSVI_TRY(t->codec->latent_shape(t->codec, video, &held_out_latent));
