@@ -81,11 +81,28 @@ static DsvStatus check_experts(const DsviWanJob *job)
     return DSV_OK;
 }
 
+/* Says that a LoRA lacks the layers that a transformer has for states of pictures, as all of a text-to-video
+ * model do. */
+static void report_text_lora(const DsviWanJob *job, const DsviLora *lora)
+{
+    for (size_t i = 0; i < lora->count; i++)
+        if (strstr(lora->layers[i].name, ".add_k_proj") || strstr(lora->layers[i].name, ".add_v_proj"))
+            return;
+    dsvi_wan_log(
+        job,
+        "%s has no matrices for the states of pictures, as a LoRA of a text-to-video model: these layers "
+        "(k_img, v_img) stay as they are, as in diffusers",
+        dsvi_safetensors_path(lora->file));
+}
+
 /* Checks that LoRAs fit the transformer. */
 static DsvStatus check_loras(const DsviWanJob *job, const DsviLoraSet *loras)
 {
-    for (size_t i = 0; loras && i < loras->count; i++)
+    for (size_t i = 0; loras && i < loras->count; i++) {
         DSVI_TRY(dsvi_lora_check(&loras->lora[i], &job->table));
+        if (job->config.image_dim > 0)
+            report_text_lora(job, &loras->lora[i]);
+    }
     return DSV_OK;
 }
 

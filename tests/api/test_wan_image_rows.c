@@ -85,6 +85,74 @@ static void parts_must_fit(void **state)
                  sample("pipe_flf", true, true, &settings));
 }
 
+/* Writes a LoRA of rank 1 for one layer of width 32, whose B is zero; `difference`: of a weight instead. */
+static void write_lora(const char *layer, int64_t difference)
+{
+    static const float numbers[1 << 13];
+    static char names[2][128];
+    DsviStoredTensor tensors[2];
+    for (int i = 0; i < 2; i++) {
+        tensors[i] = (DsviStoredTensor){.name = names[i], .dtype = DSVI_F32, .ndim = 2, .data = numbers};
+        tensors[i].shape[i] = 1;
+        tensors[i].shape[1 - i] = 32;
+        tensors[i].count = 32;
+        snprintf(names[i], sizeof names[i], "diffusion_model.%s.lora_%c.weight", layer, i ? 'B' : 'A');
+    }
+    if (difference > 0) {
+        tensors[0] = (DsviStoredTensor){.name = names[0],
+                                        .dtype = DSVI_F32,
+                                        .ndim = 5,
+                                        .data = numbers,
+                                        .shape = {32, difference, 1, 2, 2},
+                                        .count = 32 * difference * 4};
+        snprintf(names[0], sizeof names[0], "diffusion_model.%s.diff", layer);
+    }
+    for (int i = 0; i < 2; i++)
+        tensors[i].bytes = (size_t)tensors[i].count * sizeof *numbers;
+    assert_ok(
+        dsvi_safetensors_replace(scratch_path("lora.safetensors"), tensors, difference > 0 ? 1 : 2, NULL, 0));
+}
+
+static DsvStatus sample_with_lora(const char *set, const char *inputs_of)
+{
+    char inputs[DSVI_PATH_MAX], picture[DSVI_PATH_MAX], lora[DSVI_PATH_MAX];
+    const char *loras[] = {lora};
+    DsvSampleArgs args;
+    DsvConfig settings;
+    wan_case_make(set);
+    settings_of(&settings);
+    if (strcmp(set, "pipe_experts") == 0) /* its noise is that of a shorter clip */
+        settings.num_frames = 5;
+    snprintf(lora, sizeof lora, "%s", scratch_path("lora.safetensors"));
+    snprintf(inputs, sizeof inputs, "%s", golden_path(inputs_of));
+    snprintf(picture, sizeof picture, "%s", golden_path("pipe_clip/first.png"));
+    dsv_sample_args_defaults(&args);
+    args.image_path = strcmp(set, "pipe_clip") == 0 ? picture : NULL;
+    args.lora_paths = loras;
+    args.lora_count = 1;
+    return wan_case_sample(inputs, &args, &settings);
+}
+
+/* A LoRA of a text-to-video model has no matrices for states of pictures, which then stay as they are, but a
+ * difference of its patch embedding fits no more channels. A LoRA of an image-to-video model fits no other.
+ */
+static void loras_of_the_other_kind_are_told_apart(void **state)
+{
+    static const char GUIDED[] = "pipe_clip/cases/guided.safetensors";
+    (void)state;
+    write_lora("blocks.0.self_attn.q", 0);
+    assert_ok(sample_with_lora("pipe_clip", GUIDED));
+    assert_non_null(strstr(wan_case_log, "lora.safetensors has no matrices for the states of pictures"));
+    write_lora("blocks.0.cross_attn.k_img", 0);
+    assert_ok(sample_with_lora("pipe_clip", GUIDED));
+    assert_null(strstr(wan_case_log, "has no matrices for the states of pictures"));
+    assert_fails(DSV_E_SHAPE, "belongs to layer blocks.0.attn2.add_k_proj, which the model lacks",
+                 sample_with_lora("pipe_experts", "pipe_experts/cases/unipc.safetensors"));
+    write_lora("patch_embedding", 16);
+    assert_fails(DSV_E_SHAPE, "diffusion_model.patch_embedding.diff has 2048 elements, expected 4608",
+                 sample_with_lora("pipe_clip", GUIDED));
+}
+
 static void inspection_lists_the_image_encoder(void **state)
 {
     (void)state;
@@ -109,6 +177,7 @@ static int run_all(void)
         cmocka_unit_test(pictures_must_be_those_of_the_model),
         cmocka_unit_test(parts_must_fit),
         cmocka_unit_test(inspection_lists_the_image_encoder),
+        cmocka_unit_test(loras_of_the_other_kind_are_told_apart),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -146,12 +146,15 @@ static void faulty_files_are_named(void **state)
     fclose(file);
     write_bytes(scratch_path("half.png"), bytes, length / 2);
     write_bytes(scratch_path("head.png"), bytes, 20);
+    memset(bytes + 20, 0, 4); /* the height */
+    write_bytes(scratch_path("flat.png"), bytes, length);
     write_noise(scratch_path("noise.jpg"), 1000);
     write_text(scratch_path("empty.png"), "");
     assert_ok(dsvi_folder_make(scratch_path("folder.png")));
     assert_ok(read_small("whole.png"));
     assert_fails(DSV_E_FORMAT, "half.png: ", read_small("half.png"));
     assert_fails(DSV_E_FORMAT, "head.png: ", read_small("head.png"));
+    assert_fails(DSV_E_FORMAT, "flat.png: frames of 0 x 0 pixels, expected 1 to", read_small("flat.png"));
     assert_fails(DSV_E_FORMAT, "noise.jpg: not a PNG or JPEG file", read_small("noise.jpg"));
     assert_fails(DSV_E_FORMAT, "empty.png: the file is empty", read_small("empty.png"));
     assert_fails(DSV_E_FORMAT, "folder.png: a folder, expected a picture", read_small("folder.png"));
