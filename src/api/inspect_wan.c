@@ -227,6 +227,35 @@ static void list_refused(const DsviInspection *to, const DsviWanFolder *folder)
     }
 }
 
+/* A published model, told by its sizes. */
+typedef struct PublishedModel {
+    const char *name;
+    int64_t layers, heads, ffn, in, image_dim, positions;
+    bool experts, expands; /* two experts; a time for each token */
+} PublishedModel;
+
+/* Returns the name of the published model that has these sizes, or NULL. */
+static const char *published_name(const DsviWanFolder *folder, const DsviDitConfig *c)
+{
+    static const PublishedModel MODELS[] = {
+        {"Wan2.1-T2V-1.3B", 30, 12, 8960, 16, 0, 0, false, false},
+        {"Wan2.1-T2V-14B", 40, 40, 13824, 16, 0, 0, false, false},
+        {"Wan2.1-I2V-14B (480P and 720P)", 40, 40, 13824, 36, 1280, 0, false, false},
+        {"Wan2.1-FLF2V-14B", 40, 40, 13824, 36, 1280, 514, false, false},
+        {"Wan2.2-T2V-A14B", 40, 40, 13824, 16, 0, 0, true, false},
+        {"Wan2.2-I2V-A14B", 40, 40, 13824, 36, 0, 0, true, false},
+        {"Wan2.2-TI2V-5B", 30, 24, 14336, 48, 0, 0, false, true},
+    };
+    for (size_t i = 0; i < sizeof MODELS / sizeof *MODELS; i++) {
+        const PublishedModel *m = &MODELS[i];
+        if (m->layers == c->num_layers && m->heads == c->num_attention_heads && m->ffn == c->ffn_dim &&
+            m->in == c->in_channels && m->image_dim == c->image_dim && m->positions == c->pos_embed_seq_len &&
+            m->experts == folder->two_experts && m->expands == folder->expand_timesteps)
+            return m->name;
+    }
+    return NULL;
+}
+
 DsvStatus dsvi_inspect_wan(const DsviInspection *to, const DsviWanFolder *folder)
 {
     DsviBackend backend = {0};
@@ -243,6 +272,9 @@ DsvStatus dsvi_inspect_wan(const DsviInspection *to, const DsviWanFolder *folder
                            "two experts (Wan 2.2 A14B): transformer from timestep %g on, transformer_2 below",
                            1000 * folder->boundary_ratio);
     bool read = dsvi_wan_folder_config(folder, &config) == DSV_OK;
+    const char *name = read ? published_name(folder, &config) : NULL;
+    if (name)
+        dsvi_inspect_print(to, "the sizes are those of %s", name);
     if (read && config.in_channels > config.out_channels)
         dsvi_inspect_print(to, "an image-to-video model: dsv sample needs --image%s",
                            config.pos_embed_seq_len > 0 ? " and --last-image"

@@ -111,7 +111,7 @@ DsvStatus dsvi_weights_config(const char *path, DsviDitConfig *out);
 
 /* Sets config->image_dim and pos_embed_seq_len from the shapes of the tensors, if the model has more input
  * than output channels and its config.json does not say that it takes image rows. `path` is as for
- * dsvi_weights_read. */
+ * dsvi_weights_read; a folder without weights changes nothing. */
 DsvStatus dsvi_weights_find_image(const char *path, DsviDitConfig *config);
 
 /* Writes FOLDER/diffusion_pytorch_model.safetensors, or several files with an index if they would exceed

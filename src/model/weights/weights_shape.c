@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "model/weights/weights.h"
+#include "base/fs.h"
 #include "model/weights/weights_files.h"
 
 enum { PUBLISHED_HEAD = 128, PUBLISHED_CHANNELS = 16, PUBLISHED_TEXT = 512, PUBLISHED_POSITIONS = 1024 };
@@ -145,10 +146,21 @@ DsvStatus dsvi_weights_config(const char *path, DsviDitConfig *out)
     return config_from_sizes(&sizes, path, out);
 }
 
+/* Returns whether `path` is a folder without weights, of which a memory plan needs the config.json alone. */
+static bool lacks_weights(const char *path)
+{
+    DsviWeightFiles files = {0};
+    if (!dsvi_path_is_folder(path))
+        return false;
+    bool lacks = dsvi_weight_files_find(path, &files) == DSV_E_NOT_FOUND;
+    dsvi_weight_files_free(&files);
+    return lacks;
+}
+
 DsvStatus dsvi_weights_find_image(const char *path, DsviDitConfig *config)
 {
     Sizes sizes;
-    if (config->in_channels <= config->out_channels || config->image_dim > 0)
+    if (config->in_channels <= config->out_channels || config->image_dim > 0 || lacks_weights(path))
         return DSV_OK;
     DSVI_TRY(measure_files(path, &sizes));
     image_from_sizes(&sizes, config);
