@@ -1,4 +1,5 @@
-# Functions of tail.sh, wall.sh and experts.sh, which read this file when they begin. The scripts set
+# Functions of tail.sh, wall.sh, experts.sh and given_frame.sh, which read this file when they begin. The
+# scripts set
 #     out seconds seeds part   their arguments
 #     clips held size          clips to train on, held-out clips, and options of moving_shapes.py
 #     config gpus settings     file of the model, GPUs as in 0,1 or empty, and options of all runs
