@@ -11,6 +11,7 @@
 #include "cpu/conv_onednn.h"
 #include "cpu/gemm_onednn.h"
 #include "cpu/onednn_engine.h"
+#include "device/device_limit.h"
 
 enum { ALIGNMENT = 64, NAME_BYTES = 128 };
 
@@ -28,7 +29,7 @@ static size_t free_bytes(void)
 
 /* Requests for more memory than the machine has fail here: Linux would grant them and kill the process
  * when it touches the pages. */
-static DsvStatus cpu_alloc(DsviDevice *device, size_t bytes, void **out)
+static DsvStatus cpu_host_alloc(DsviDevice *device, size_t bytes, void **out)
 {
     *out = NULL;
     if (bytes <= device->memory_bytes)
@@ -40,9 +41,20 @@ static DsvStatus cpu_alloc(DsviDevice *device, size_t bytes, void **out)
     return DSV_OK;
 }
 
-static void cpu_free(DsviDevice *device, void *memory)
+static void cpu_host_free(DsviDevice *device, void *memory)
 {
     (void)device;
+    free(memory);
+}
+
+static DsvStatus cpu_alloc(DsviDevice *device, size_t bytes, void **out)
+{
+    return dsvi_device_hold(device, bytes, cpu_host_alloc, out);
+}
+
+static void cpu_free(DsviDevice *device, void *memory)
+{
+    dsvi_device_release(device, memory);
     free(memory);
 }
 
@@ -126,6 +138,7 @@ static void cpu_close(DsviDevice *device)
     dsvi_gemm_onednn_free(&device->stream->gemm);
     dsvi_conv_onednn_free(&device->stream->conv);
     free(device->stream->marks);
+    dsvi_device_forget(device);
     free(device);
 }
 
@@ -153,8 +166,8 @@ DsvStatus dsvi_device_cpu_create(DsviIsa isa, DsviDevice **out)
         .deterministic = true,
         .mem_alloc = cpu_alloc,
         .mem_free = cpu_free,
-        .host_alloc = cpu_alloc,
-        .host_free = cpu_free,
+        .host_alloc = cpu_host_alloc,
+        .host_free = cpu_host_free,
         .host_available = cpu_host_available,
         .memory_used = cpu_used,
         .upload = cpu_copy,

@@ -7,6 +7,7 @@
 #include "base/host.h"
 #include "cuda/attention/attention_cudnn.h"
 #include "cuda/gemm/gemm_cublaslt.h"
+#include "device/device_limit.h"
 
 enum { NAME_BYTES = 320 };
 
@@ -24,7 +25,7 @@ DsvStatus dsvi_cuda_fail_at(const char *file, int line, cudaError_t error, const
     return dsvi_fail_at(file, line, status, "CUDA: %s (%s)", cudaGetErrorString(error), what);
 }
 
-static DsvStatus cuda_alloc(DsviDevice *device, size_t bytes, void **out)
+static DsvStatus cuda_malloc(DsviDevice *device, size_t bytes, void **out)
 {
     size_t free_bytes = 0, all = 0;
     *out = NULL;
@@ -39,9 +40,14 @@ static DsvStatus cuda_alloc(DsviDevice *device, size_t bytes, void **out)
                      bytes, device->memory_bytes, free_bytes);
 }
 
+static DsvStatus cuda_alloc(DsviDevice *device, size_t bytes, void **out)
+{
+    return dsvi_device_hold(device, bytes, cuda_malloc, out);
+}
+
 static void cuda_free(DsviDevice *device, void *memory)
 {
-    (void)device;
+    dsvi_device_release(device, memory);
     cudaFree(memory);
 }
 
@@ -206,6 +212,7 @@ static void cuda_close(DsviDevice *device)
     close_copy_stream(device->downloads);
     if (cuda->own)
         cudaStreamDestroy(cuda->own);
+    dsvi_device_forget(device);
     free(cuda);
 }
 

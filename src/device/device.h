@@ -20,6 +20,12 @@ typedef struct DsviStream DsviStream; /* each backend defines its own; a stream 
 
 typedef enum DsviDeviceKind { DSVI_DEVICE_CPU, DSVI_DEVICE_CUDA } DsviDeviceKind;
 
+/* An allocation of device memory. */
+typedef struct DsviDeviceHeld {
+    const void *memory;
+    size_t bytes;
+} DsviDeviceHeld;
+
 struct DsviDevice {
     DsviDeviceKind kind;
     const char *name;    /* e.g. "AMD EPYC, avx512, 2 threads" */
@@ -34,8 +40,16 @@ struct DsviDevice {
     DsviStream *downloads;
     bool deterministic; /* equal calls give bitwise equal results */
 
-    /* Allocates 64-byte aligned device memory. The message of DSV_E_NO_MEMORY names the requested and the
-     * free bytes. */
+    size_t limit; /* bytes that mem_alloc may have handed out at once, beyond which it fails with
+                   * DSV_E_NO_MEMORY; 0: no limit. What libraries of the device allocate for themselves does
+                   * not count. The caller may change it at any time. */
+    /* What mem_alloc has handed out and mem_free has not taken back; changed by device_limit.c alone. */
+    size_t held_bytes;
+    DsviDeviceHeld *held; /* (held_room), of which the first held_count are used */
+    size_t held_count, held_room;
+
+    /* Allocates 64-byte aligned device memory. The message of DSV_E_NO_MEMORY names the requested bytes and
+     * the free ones or those that the limit leaves. */
     DsvStatus (*mem_alloc)(DsviDevice *device, size_t bytes, void **out);
     void (*mem_free)(DsviDevice *device, void *memory); /* takes NULL */
 

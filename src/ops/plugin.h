@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 #define DSVI_PLUGIN_SYMBOL "dsvi_plugin"
-#define DSVI_PLUGIN_ABI 6u
+#define DSVI_PLUGIN_ABI 7u
 
 /* The arguments that the program passes to DsviPlugin.open. New fields are added only at the end. A plugin
  * that knows more fields than the first `bytes` bytes hold treats the others as zero. */

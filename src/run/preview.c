@@ -169,9 +169,16 @@ static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *p
     dsvi_run_facts(planned, 0, (size_t)dsvi_resident_bytes(), 0, &facts);
     dsvi_run_facts_memory(&facts, text, sizeof text);
     line(context, text);
-    line(context, "not counted above: decoded clips and, on a GPU, memory of its libraries");
-    DSVI_TRY(dsvi_memory_check(planned, &preview->device));
     size_t used = device->memory_used(planned->backend->device);
+    snprintf(
+        text, sizeof text,
+        device->kind == DSVI_DEVICE_CPU
+            ? "not counted above: decoded clips"
+            : "not counted above: decoded clips, and what the libraries of the GPU and other programs use; "
+              "now these use %.2f GiB",
+        (double)used / GIB);
+    line(context, text);
+    DSVI_TRY(dsvi_memory_check(planned, &preview->device));
     size_t available = device->memory_bytes > used ? device->memory_bytes - used : 0;
     /* On a CPU, device memory and host memory are the same memory. */
     size_t needed = preview->device.used + (device->kind == DSVI_DEVICE_CPU ? preview->host.used : 0);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "ops/gemm_peak.h"
 #include "run/checkpoint.h"
 #include "run/expert.h"
 #include "run/metrics_read.h"
@@ -75,7 +76,7 @@ static DsvStatus open_record(DsviRun *run)
 {
     if (!dsvi_run_is_first(run))
         return DSV_OK;
-    DSVI_TRY(dsvi_run_record_open(&run->folder, run->trainer, run->events, &run->record));
+    DSVI_TRY(dsvi_run_record_open(&run->folder, run->trainer, run->peak_flops, run->events, &run->record));
     warn_of_gap(run);
     return DSV_OK;
 }
@@ -155,6 +156,8 @@ static DsvStatus open_run(DsviRun *run)
     DSVI_TRY(dsvi_expert_lend(settings, &run->experts, &lends));
     DSVI_TRY(dsvi_run_assign_sizes(run));
     DSVI_TRY(dsvi_ranks_agree(run->comm, run->settings, run->dataset, &run->config));
+    if (dsvi_run_is_first(run)) /* before decoding threads of any rank take time, and the run memory */
+        DSVI_TRY(dsvi_gemm_peak(run->backend, dsvi_dit_act(settings), &run->peak_flops));
     run->resident_before = dsvi_resident_bytes();
     DSVI_TRY(dsvi_trainer_create(&(DsviTrainerArgs){.settings = settings,
                                                     .backend = run->backend,
@@ -181,8 +184,7 @@ static DsvStatus open_run(DsviRun *run)
     DSVI_TRY(dsvi_run_load_state(run));
     DSVI_TRY(dsvi_run_open_held_out(run));
     DSVI_TRY(dsvi_run_open_sampled(run));
-    DSVI_TRY(open_record(run)); /* measures the speed of large matrix products, which decoding threads of
-                                 * any rank would falsify */
+    DSVI_TRY(open_record(run));
     DSVI_TRY(dsvi_comm_barrier(run->comm)); /* after this, no rank has failed so far */
     if (run->folder.start == DSVI_START_BRANCH)
         DSVI_TRY(dsvi_run_save(

@@ -41,6 +41,7 @@ typedef struct DsviRun {
     int64_t size_elements[DSVI_CLIP_SIZES_MAX];
     DsviPrefetch *prefetch;
     DsviRunRecord *record;          /* on rank 0 */
+    double peak_flops;              /* on rank 0: FLOP/s of a large matrix product */
     uint64_t resident_before;       /* resident bytes before the run allocates memory: code and libraries */
     char cost[DSVI_RUN_COSTS][256]; /* decisions logged before `record` was open: measured costs, the
                                      * plan of memory */

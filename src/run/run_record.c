@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "data/clip_frames.h"
-#include "ops/gemm_peak.h"
 #include "run/metrics.h"
 #include "run/sampled_clips.h"
 #include "run/tensorboard.h"
@@ -52,7 +51,7 @@ static void count_flops(DsviRunRecord *r)
     r->flops_attention = passes * dsvi_dit_flops_attention(&t->config, &shape);
 }
 
-DsvStatus dsvi_run_record_open(const DsviRunFolder *folder, const DsviTrainer *trainer,
+DsvStatus dsvi_run_record_open(const DsviRunFolder *folder, const DsviTrainer *trainer, double peak_flops,
                                const DsvEvents *events, DsviRunRecord **out)
 {
     const char *const path[FILES] = {
@@ -68,9 +67,8 @@ DsvStatus dsvi_run_record_open(const DsviRunFolder *folder, const DsviTrainer *t
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a run's records");
     r->trainer = trainer;
     r->events = events;
+    r->peak_flops = peak_flops;
     count_flops(r);
-    DSVI_TRY_GOTO(status, dsvi_gemm_peak(trainer->backend, dsvi_dit_act(trainer->settings), &r->peak_flops),
-                  fail);
     for (int i = 0; i < FILES; i++)
         DSVI_TRY_GOTO(status, dsvi_metrics_open(path[i], trainer->step, &r->file[i]), fail);
     *out = r;

@@ -13,9 +13,9 @@ extern "C" {
 
 typedef struct DsviRunRecord DsviRunRecord;
 
-/* Opens the records and reads those of the steps up to trainer->step; does not change them. Measures the
-   speed of a large matrix product (GEMM), to which the speed of training steps is compared. */
-DsvStatus dsvi_run_record_open(const DsviRunFolder *folder, const DsviTrainer *trainer,
+/* Opens the records and reads those of the steps up to trainer->step; does not change them. `peak_flops`: the
+ * speed of a large matrix product (GEMM), to which the speed of training steps is compared. */
+DsvStatus dsvi_run_record_open(const DsviRunFolder *folder, const DsviTrainer *trainer, double peak_flops,
                                const DsvEvents *events, DsviRunRecord **out);
 
 /* Cuts the records after trainer->step, so that later steps can be appended. Lines of later steps are copied

@@ -224,14 +224,11 @@ DsviAttentionArgs dsvi_sparse_attention_args(const DsviSparse *s, const DsviSpar
     };
 }
 
-DsvStatus dsvi_sparse_setup(DsviSparse *s)
+DsvStatus dsvi_sparse_measure(DsviSparse *s)
 {
     DsviCostFound found;
-    if (!s->selector)
-        return DSV_OK;
-    if (!s->borrows)
-        DSVI_TRY(dsvi_selector_setup(s->selector));
-    if (!s->settings.sparse_measure_cost || s->settings.deterministic) /* timings vary from run to run */
+    bool wanted = s->selector && s->settings.sparse_measure_cost;
+    if (!wanted || s->has_cost || s->settings.deterministic) /* timings vary from run to run */
         return DSV_OK;
     DSVI_TRY(dsvi_cost_measure(s->backend, &s->settings, &s->shape, &found));
     DSVI_TRY(dsvi_comm_broadcast(s->comm, 0, &found, sizeof found));
@@ -240,6 +237,13 @@ DsvStatus dsvi_sparse_setup(DsviSparse *s)
     s->has_cost = true;
     dsvi_sparse_log_line(s, found.line);
     return DSV_OK;
+}
+
+DsvStatus dsvi_sparse_setup(DsviSparse *s)
+{
+    if (s->selector && !s->borrows)
+        DSVI_TRY(dsvi_selector_setup(s->selector));
+    return dsvi_sparse_measure(s);
 }
 
 const int32_t *dsvi_sparse_order(const DsviSparse *s)

@@ -198,8 +198,12 @@ void dsvi_sparse_set_workspace(DsviSparse *sparse, void *workspace);
  * unless sparse.offload_lists is true, shape.backward is set and the model has several blocks. The arena
  * must be bound to memory of DsviDevice.host_alloc, which the caller frees after dsvi_sparse_free. */
 void dsvi_sparse_carve_host(DsviSparse *sparse, DsviArena *arena);
-/* To be called once after the arenas are bound: sets the initial state of the selector and, with
- * sparse.measure_cost, measures what attention costs on this machine. */
+/* With sparse.measure_cost, measures what attention costs on this machine, unless this was done before. Takes
+ * device memory for the time of the call; measures fewer tokens where memory is short. May be called before
+ * the arenas are bound, when the device still has all its memory. */
+DsvStatus dsvi_sparse_measure(DsviSparse *sparse);
+/* To be called once after the arenas are bound: sets the initial state of the selector, and calls
+ * dsvi_sparse_measure. */
 DsvStatus dsvi_sparse_setup(DsviSparse *sparse);
 
 /* The token order, a host array (S): order[s] is the raster position of token s. Valid until free. */

@@ -20,14 +20,15 @@ typedef struct DsviCpPlansArgs {
     DsviComm *all; /* all ranks of the run; all make the same calls and get the same plans */
     const DsviCpGroup *group;
     DsviCp *cp;
-    DsviSparse *sparse; /* after dsvi_sparse_setup */
+    DsviSparse *sparse; /* after dsvi_sparse_measure */
     DsviSparseShape sparse_shape;
     DsviCpShape shape;
     DsviSparseLog *log; /* receives measured costs and changed plans; or NULL */
     void *log_context;
 } DsviCpPlansArgs;
 
-/* Measures the time of transfers between ranks, and of attention if dsvi_sparse_setup has not measured it. */
+/* Measures the time of transfers between ranks, and of attention if dsvi_sparse_measure has not. Takes device
+ * memory for the time of the call. */
 DsvStatus dsvi_cp_plans_create(const DsviCpPlansArgs *args, DsviCpPlans **out);
 void dsvi_cp_plans_free(DsviCpPlans **plans);
 

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/memory_limit.h"
 #include "base/offload.h"
 #include "dist/peers.h"
 #include "train/flow_batch.h"
@@ -286,22 +287,38 @@ static DsvStatus trainer_allocate_host(DsviTrainer *t)
     return DSV_OK;
 }
 
-static DsvStatus trainer_allocate(DsviTrainer *t, DsviSparseLog *log, void *log_context)
+/* Plans the memory and checks that there is so much. From now on the device refuses more than memory_gib. */
+static DsvStatus trainer_check_room(DsviTrainer *t, DsviArena *plan)
 {
     DsviDevice *device = t->backend->device;
-    DsviArena plan, host_plan;
-
-    trainer_count(t, &plan, &host_plan);
+    DsviArena host_plan;
+    trainer_count(t, plan, &host_plan);
     t->host_available = device->host_available(device);
     DSVI_TRY(dsvi_peers_on_machine(t->comm, host_plan.used, &t->here));
-    DSVI_TRY(dsvi_memory_check(t, &plan));
-    DsvStatus status = device->mem_alloc(device, plan.used, &t->memory);
+    DSVI_TRY(dsvi_memory_check(t, plan));
+    device->limit = (size_t)dsvi_memory_limit(t->settings);
+    return DSV_OK;
+}
+
+/* Measures the costs of attention and of transfers between ranks, in device memory that is freed again before
+ * the run takes its own: the two together could exceed memory_gib, or the memory of the device. */
+static DsvStatus trainer_measure(DsviTrainer *t, DsviSparseLog *log, void *log_context)
+{
+    DSVI_TRY(dsvi_trainer_sizes_measure(t));
+    return trainer_make_plans(t, log, log_context);
+}
+
+static DsvStatus trainer_allocate(DsviTrainer *t, const DsviArena *plan, DsviSparseLog *log,
+                                  void *log_context)
+{
+    DsviDevice *device = t->backend->device;
+    DsvStatus status = device->mem_alloc(device, plan->used, &t->memory);
     if (status == DSV_E_NO_MEMORY)
-        return dsvi_memory_explain(t, &plan);
+        return dsvi_memory_explain(t, plan);
     DSVI_TRY(status);
     /* Padding between parameters must be zero; updates keep it zero. */
-    DSVI_TRY(device->clear(device->stream, t->memory, plan.used));
-    dsvi_arena_bind(&t->arena, t->memory, plan.used);
+    DSVI_TRY(device->clear(device->stream, t->memory, plan->used));
+    dsvi_arena_bind(&t->arena, t->memory, plan->used);
     trainer_carve(t, &t->arena);
     DSVI_TRY(trainer_allocate_host(t));
     return dsvi_trainer_offload_open(t, log, log_context);
@@ -446,6 +463,7 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
     DsviMesh mesh;
     DsviCpGroup *group;
     DsviDeviceSpeeds speeds;
+    DsviArena plan;
     DsviTrainerArgs with_speeds = *args;
     *out = NULL;
     if (dsvi_memory_plans(args->settings) && !args->speeds) {
@@ -466,7 +484,9 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
     DSVI_TRY_GOTO(status, trainer_join_devices(t), fail);
     dsvi_trainer_sizes_set_comm(t);
     DSVI_TRY_GOTO(status, trainer_make_dealer(t, args), fail);
-    DSVI_TRY_GOTO(status, trainer_allocate(t, args->log, args->log_context), fail);
+    DSVI_TRY_GOTO(status, trainer_check_room(t, &plan), fail);
+    DSVI_TRY_GOTO(status, trainer_measure(t, args->log, args->log_context), fail);
+    DSVI_TRY_GOTO(status, trainer_allocate(t, &plan, args->log, args->log_context), fail);
     DSVI_TRY_GOTO(status, set_channel_weight(t), fail);
     DSVI_TRY_GOTO(status, dsvi_zero_open(&t->zero, t->device_comm), fail);
     DsviDitWeights weights = trainer_weights(t);
@@ -475,7 +495,6 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
         DSVI_TRY_GOTO(status, dsvi_generator_setup(t->generator, &weights), fail);
     if (t->held_out)
         DSVI_TRY_GOTO(status, dsvi_held_out_setup(t->held_out, &weights), fail);
-    DSVI_TRY_GOTO(status, trainer_make_plans(t, args->log, args->log_context), fail);
     *out = t;
     return DSV_OK;
 fail:
@@ -495,6 +514,7 @@ void dsvi_trainer_free(DsviTrainer **trainer)
     if (t->owns_groups) {
         dsvi_cp_group_close(&t->group);
         dsvi_mesh_free(&t->mesh);
+        t->backend->device->limit = 0;
     }
     dsvi_generator_free(&t->generator);
     dsvi_held_out_free(&t->held_out);

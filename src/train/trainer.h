@@ -2,7 +2,8 @@
  *
  * A DsviTrainer does not access files: run/run.c passes samples to it, and run/checkpoint.c saves and loads
  * its state. All its device memory is one allocation. One function lays out this memory twice: first it only
- * counts bytes, which gives the memory plan printed before the first step; then it assigns addresses. */
+ * counts bytes, which gives the memory plan printed before the first step; then it assigns addresses. From
+ * the check of the plan until the trainer is freed, the device refuses allocations beyond memory_gib. */
 #ifndef DSVI_TRAINER_H
 #define DSVI_TRAINER_H
 

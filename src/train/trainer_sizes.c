@@ -188,6 +188,13 @@ void dsvi_trainer_sizes_set_comm(DsviTrainer *t)
         dsvi_sparse_set_comm(size_from_main(t, i)->sparse, t->comm, t->device_comm);
 }
 
+DsvStatus dsvi_trainer_sizes_measure(DsviTrainer *t)
+{
+    for (int64_t i = 0; i < t->size_count; i++)
+        DSVI_TRY(dsvi_sparse_measure(size_from_main(t, i)->sparse));
+    return DSV_OK;
+}
+
 DsvStatus dsvi_trainer_sizes_setup(DsviTrainer *t, const DsviDitWeights *weights)
 {
     for (int64_t i = 0; i < t->size_count; i++) {

@@ -28,6 +28,8 @@ void dsvi_trainer_sizes_carve_kept(DsviTrainer *trainer, DsviArena *arena);
 const DsviTrainerSize *dsvi_trainer_sizes_largest(const DsviTrainer *trainer);
 
 void dsvi_trainer_sizes_set_comm(DsviTrainer *trainer);
+/* Measures what attention of every size costs, before the trainer has device memory (dsvi_sparse_measure). */
+DsvStatus dsvi_trainer_sizes_measure(DsviTrainer *trainer);
 DsvStatus dsvi_trainer_sizes_setup(DsviTrainer *trainer, const DsviDitWeights *weights);
 /* Begin and end a training step of the sparse layers. */
 DsvStatus dsvi_trainer_sizes_step_begin(DsviTrainer *trainer, int64_t step);

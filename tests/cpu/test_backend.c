@@ -89,6 +89,36 @@ static void test_memory(void **state)
 
 /* Variants return DSV_E_UNSUPPORTED for what they do not support; the reference implementation supports
  * it. */
+/* Device memory beyond the limit is refused, host memory is not. */
+static void test_limit(void **state)
+{
+    DsviBackend backend;
+    void *first, *second, *host, *none;
+    (void)state;
+    assert_ok(dsvi_cpu_open("auto", 0, &backend));
+    DsviDevice *device = backend.device;
+    assert_ok(device->mem_alloc(device, 600, &first));
+    device->limit = 1000;
+    assert_fails(DSV_E_NO_MEMORY,
+                 "no 401 bytes of device memory: memory_gib allows 1000, of which 400 are left",
+                 device->mem_alloc(device, 401, &second));
+    assert_null(second);
+    assert_ok(device->mem_alloc(device, 400, &second));
+    assert_ok(device->host_alloc(device, 5000, &host));
+    device->mem_free(device, first);
+    assert_ok(device->mem_alloc(device, 600, &first));
+    device->limit = 500; /* less than is held */
+    assert_fails(DSV_E_NO_MEMORY, "of which 0 are left", device->mem_alloc(device, 1, &none));
+    device->mem_free(device, second);
+    device->limit = 0;
+    assert_ok(device->mem_alloc(device, 1 << 20, &second));
+    assert_int_equal(device->held_bytes, 600 + (1 << 20));
+    device->mem_free(device, second);
+    device->mem_free(device, first);
+    device->host_free(device, host);
+    dsvi_cpu_close(&backend);
+}
+
 static void test_refusals(void **state)
 {
     DsviBackend backend;
@@ -169,11 +199,9 @@ static void test_products_do_not_depend_on_cache(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_chosen_variants),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_products_do_not_depend_on_cache),
+        cmocka_unit_test(test_names),    cmocka_unit_test(test_chosen_variants),
+        cmocka_unit_test(test_memory),   cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_products_do_not_depend_on_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,6 +76,73 @@ static void says_what_fits(void **state)
     close_bench(&b);
 }
 
+static struct {
+    DsvStatus (*alloc)(DsviDevice *device, size_t bytes, void **out);
+    size_t held;    /* the most bytes that the device held */
+    size_t beside;  /* the largest allocation but the trainer's */
+    size_t planned; /* that of the trainer */
+    char line[256]; /* about measured attention */
+} watched;
+
+static DsvStatus watch_alloc(DsviDevice *device, size_t bytes, void **out)
+{
+    DSVI_TRY(watched.alloc(device, bytes, out));
+    if (bytes != watched.planned && bytes > watched.beside)
+        watched.beside = bytes;
+    if (device->held_bytes > watched.held)
+        watched.held = device->held_bytes;
+    return DSV_OK;
+}
+
+static void keep_line(void *context, const char *line)
+{
+    (void)context;
+    snprintf(watched.line, sizeof watched.line, "%s", line);
+}
+
+/* Creates a trainer that measures attention, and watches what its device holds. */
+static void create_watched(Bench *b, const char *option)
+{
+    DsviTrainer *trainer;
+    DsviDevice *device = b->backend.device;
+    assert_ok(dsv_config_set(&b->settings, option));
+    watched.held = watched.beside = 0;
+    assert_ok(dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b->settings,
+                                                     .backend = &b->backend,
+                                                     .codec = b->codec,
+                                                     .config = &b->config,
+                                                     .log = keep_line},
+                                  &trainer));
+    assert_int_equal(trainer->arena.used, watched.planned);
+    assert_int_equal(device->held_bytes, watched.planned);
+    assert_int_equal(device->limit, (size_t)(b->settings.memory_gib * 1073741824.0));
+    dsvi_trainer_free(&trainer);
+    assert_int_equal(device->held_bytes + device->limit, 0);
+}
+
+/* Attention is measured before the trainer takes its memory, so that even a limit that the trainer fills is
+ * kept; where the limit is less than the measurement wants, fewer tokens or heads are measured. */
+static void measurements_keep_to_the_limit(void **state)
+{
+    char option[64];
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    watched.planned = b.kept;
+    watched.alloc = b.backend.device->mem_alloc;
+    b.backend.device->mem_alloc = watch_alloc;
+    b.settings.sparse_measure_cost = true;
+    create_watched(&b, "memory_gib=0");
+    assert_non_null(strstr(watched.line, "attention of "));
+    size_t wanted = watched.beside;
+    assert_true(wanted > 0 && watched.held == (wanted > b.kept ? wanted : b.kept));
+    snprintf(option, sizeof option, "memory_gib=%.17g", (double)b.kept / 1073741824.0);
+    create_watched(&b, option);
+    assert_int_equal(watched.held, b.kept);
+    assert_non_null(strstr(watched.line, "attention of "));
+    close_bench(&b);
+}
+
 static size_t too_long; /* allocations of this size fail on the device */
 
 static DsvStatus grant_short(DsviDevice *device, size_t bytes, void **out)
@@ -367,6 +434,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(says_what_fits),
+        cmocka_unit_test(measurements_keep_to_the_limit),
         cmocka_unit_test(names_other_settings_than_failed),
         cmocka_unit_test(says_that_nothing_fits),
         cmocka_unit_test(says_that_lists_may_leave),

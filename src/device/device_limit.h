@@ -1,0 +1,26 @@
+/* The limit of the device memory that a program may hold (DsviDevice.limit), and what it holds. For the
+ * functions mem_alloc and mem_free of the devices. */
+#ifndef DSVI_DEVICE_LIMIT_H
+#define DSVI_DEVICE_LIMIT_H
+
+#include "device/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Allocates `bytes` bytes of device memory in *out, or fails. */
+typedef DsvStatus dsvi_device_alloc_fn(DsviDevice *device, size_t bytes, void **out);
+
+/* Allocates with `alloc` and counts the memory as held. Fails with DSV_E_NO_MEMORY, without a call of
+ * `alloc`, if the device would hold more than its limit. *out is NULL after a failure. */
+DsvStatus dsvi_device_hold(DsviDevice *device, size_t bytes, dsvi_device_alloc_fn *alloc, void **out);
+/* Counts the allocation at `memory` as freed; takes NULL. */
+void dsvi_device_release(DsviDevice *device, const void *memory);
+/* Frees the list of allocations, before the device is freed. */
+void dsvi_device_forget(DsviDevice *device);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
