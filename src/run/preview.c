@@ -107,7 +107,7 @@ static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bo
     DSVI_TRY(dsvi_codec_open(&alone, &codec));
     DsvStatus status = preview_plan(&alone, backend, codec, &sizes, NULL, NULL, NULL, &planned, out);
     if (status == DSV_OK && memory)
-        status = dsvi_memory_check(&planned, &out->device);
+        status = dsvi_memory_check(&planned, &out->device, &out->host);
     dsvi_mesh_free(&planned.mesh);
     codec->close(codec);
     return status;
@@ -178,7 +178,7 @@ static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *p
               "now these use %.2f GiB",
         (double)used / GIB);
     line(context, text);
-    DSVI_TRY(dsvi_memory_check(planned, &preview->device));
+    DSVI_TRY(dsvi_memory_check(planned, &preview->device, &preview->host));
     size_t available = device->memory_bytes > used ? device->memory_bytes - used : 0;
     /* On a CPU, device memory and host memory are the same memory. */
     size_t needed = preview->device.used + (device->kind == DSVI_DEVICE_CPU ? preview->host.used : 0);

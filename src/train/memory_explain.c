@@ -199,12 +199,15 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
     size_t used = device->memory_used(device), limit = (size_t)dsvi_memory_limit(t->settings);
     size_t free_bytes = device->memory_bytes > used ? device->memory_bytes - used : 0;
     bool limited = limit > 0 && limit <= free_bytes;
-    char largest[LINE], fit[LINE], buckets[LINE], room[LINE], with[LINE] = "";
+    char largest[LINE], fit[LINE], buckets[LINE], room[LINE], with[LINE] = "", missing[LINE] = "";
     if (limited)
         snprintf(room, LINE, "memory_gib allows %.6g", t->settings->memory_gib);
     else
         snprintf(room, LINE, "of %.1f there are %.1f free", gib(device->memory_bytes), gib(free_bytes));
     free_bytes = limited ? limit : free_bytes;
+    /* Memory in use elsewhere and pieces that are too small may hinder a run whose bytes would suffice. */
+    if (plan->used > free_bytes)
+        snprintf(missing, LINE, ": %llu bytes are missing", (unsigned long long)(plan->used - free_bytes));
     if (strcmp(t->settings->offload, "none") != 0)
         snprintf(with, LINE, " with offload=%s", t->settings->offload);
     /* What offload=auto chose takes the least of its choices; the number suffices as memory_gib. */
@@ -214,9 +217,10 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
     name_buckets(t, free_bytes, buckets);
     find_fit(t, free_bytes, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY,
-                     "the run wants %s%.*f GiB of device memory%s, %s; "
+                     "the run wants %s%.*f GiB of device memory%s, %s%s; "
                      "the most goes to %s GiB%s; %s%s",
-                     least ? "at least " : "", limited || least ? 3 : 1, wanted, with, room, largest, buckets,
+                     least ? "at least " : "", limited || least ? 3 : 1, wanted, with, room, missing, largest,
+                     buckets,
                      fit[0] ? "it would fit with "
                             : "no checkpointing makes it fit: a smaller clip or "
                               "model would",
@@ -225,20 +229,25 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
 
 /* The ranks on this machine need more host memory than it has. Each rank's allocation alone would succeed,
  * because Linux overcommits memory, and a rank would be killed later. */
-static DsvStatus explain_host(const DsviTrainer *t, bool in_use)
+static DsvStatus explain_host(const DsviTrainer *t, const DsviArena *host_plan, bool in_use)
 {
     bool one = t->here.ranks == 1;
-    char room[LINE];
-    size_t all = t->backend->device->host_bytes;
+    char room[LINE], largest[LINE];
+    size_t all = t->backend->device->host_bytes, has = in_use ? t->host_available : all;
     if (in_use)
-        snprintf(room, LINE, "%.1f of its %.1f are free", gib(t->host_available), gib(all));
+        snprintf(room, LINE, "%.1f of its %.1f are free", gib(has), gib(all));
     else
         snprintf(room, LINE, "it has %.1f", gib(all));
-    return DSVI_FAIL(DSV_E_NO_MEMORY, "%lld rank%s on this machine want%s %.1f GiB of its memory, and %s",
-                     (long long)t->here.ranks, one ? "" : "s", one ? "s" : "", gib(t->here.sum), room);
+    name_largest(host_plan, largest);
+    return DSVI_FAIL(DSV_E_NO_MEMORY,
+                     "%lld rank%s on this machine want%s %s%.1f GiB of its memory, and %s: %llu bytes are "
+                     "missing; the most goes to %s GiB%s",
+                     (long long)t->here.ranks, one ? "" : "s", one ? "s" : "",
+                     dsvi_memory_plans(t->settings) ? "at least " : "", gib(t->here.sum), room,
+                     (unsigned long long)(t->here.sum - has), largest, one ? "" : " of each rank");
 }
 
-DsvStatus dsvi_memory_check(const DsviTrainer *t, const DsviArena *plan)
+DsvStatus dsvi_memory_check(const DsviTrainer *t, const DsviArena *plan, const DsviArena *host_plan)
 {
     uint64_t limit = dsvi_memory_limit(t->settings);
     size_t device = t->backend->device->memory_bytes, all = t->backend->device->host_bytes;
@@ -246,8 +255,8 @@ DsvStatus dsvi_memory_check(const DsviTrainer *t, const DsviArena *plan)
     if ((limit > 0 && plan->used > limit) || plan->used > device)
         return dsvi_memory_explain(t, plan);
     if (all > 0 && t->here.sum > all)
-        return explain_host(t, false);
+        return explain_host(t, host_plan, false);
     if (offloads && t->host_available > 0 && t->here.sum > t->host_available)
-        return explain_host(t, true);
+        return explain_host(t, host_plan, true);
     return DSV_OK;
 }

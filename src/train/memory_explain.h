@@ -11,8 +11,9 @@ extern "C" {
 /* Checks the memory plan of a run before anything is allocated. Returns DSV_E_NO_MEMORY with a message if
  * `plan`, of the device, exceeds memory_gib or the whole memory of the device, or if the ranks on this
  * machine together (trainer->here) need more host memory than it has or, with state in host memory, than it
- * has free (trainer->host_available). */
-DsvStatus dsvi_memory_check(const DsviTrainer *trainer, const DsviArena *plan);
+ * has free (trainer->host_available). The message gives the bytes that are missing and the largest classes of
+ * memory, of the host those of `host_plan`, which is this rank's. */
+DsvStatus dsvi_memory_check(const DsviTrainer *trainer, const DsviArena *plan, const DsviArena *host_plan);
 
 /* Called when the device could not allocate the bytes of `plan`. Returns DSV_E_NO_MEMORY with a message that
  * gives the bytes needed, the bytes free or memory_gib, the largest classes of memory, and options with which

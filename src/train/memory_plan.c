@@ -337,19 +337,25 @@ static size_t choose_at(const Planner *p, Row *row, int64_t level, size_t limit,
     return begin + most;
 }
 
-/* Finds the fastest choice of a row within the limits; without any, the one that takes the least. */
+/* Finds the fastest choice of a row within the limits; without any, the one that takes the least host memory
+ * within the limit of the device; without any, the one that takes the least device memory. */
 static void choose_within(const Planner *p, Row *row)
 {
     int64_t from = row->moves ? 1 : 0, to = row->moves ? p->levels : 0;
-    Row best = *row, small = *row;
-    size_t least = SIZE_MAX, limit = p->limit > SLACK ? p->limit - SLACK : 0;
+    Row best = *row, lean = *row, small = *row;
+    size_t least = SIZE_MAX, leanest = SIZE_MAX, limit = p->limit > SLACK ? p->limit - SLACK : 0;
     bool found = false;
     for (int64_t level = from; level <= to; level++) {
         Row try = *row;
         size_t bytes = choose_at(p, &try, level, limit, false);
-        if (bytes > 0 && waiting_bytes(p, &try) <= p->host_limit && (!found || try.seconds < best.seconds)) {
+        size_t waiting = bytes > 0 ? waiting_bytes(p, &try) : SIZE_MAX;
+        if (waiting <= p->host_limit && bytes > 0 && (!found || try.seconds < best.seconds)) {
             best = try;
             found = true;
+        }
+        if (waiting < leanest) {
+            lean = try;
+            leanest = waiting;
         }
         bytes = choose_at(p, &try, level, 0, true);
         if (bytes < least) {
@@ -357,7 +363,7 @@ static void choose_within(const Planner *p, Row *row)
             least = bytes;
         }
     }
-    *row = found ? best : small;
+    *row = found ? best : leanest < SIZE_MAX ? lean : small;
 }
 
 /* Chooses for a row and lays out what the choice takes. */
@@ -402,9 +408,9 @@ static void report_row(const Planner *p, const Row *row, bool chosen, DsviSparse
              offload_name(p, row), row->keep ? row->keep : "by block", count[0], count[1] + count[3],
              count[2] + count[4], count[3] + count[4], row->level, (double)row->device / GIB,
              (double)row->host / GIB, row->seconds,
-             chosen      ? "chosen"
-             : row->fits ? "fits"
-                         : "too much");
+             !row->fits ? (chosen ? "least" : "too much")
+             : chosen   ? "chosen"
+                        : "fits");
     log(context, line);
 }
 
@@ -427,16 +433,19 @@ static void report(const Planner *p, const Row *rows, int count, const Row *chos
 }
 
 /* Returns the fastest row that fits, of equal ones the first, which copies less; without any the one that
- * takes the least device memory. */
-static const Row *best_row(const Row *rows, int count)
+ * takes the least host memory within the limit of the device, and without any the one that takes the least
+ * device memory. */
+static const Row *best_row(const Planner *p, const Row *rows, int count)
 {
-    const Row *best = NULL, *small = &rows[0];
+    const Row *best = NULL, *lean = NULL, *small = &rows[0];
     for (int i = 0; i < count; i++) {
         if (rows[i].fits && (!best || rows[i].seconds < best->seconds))
             best = &rows[i];
+        if (rows[i].device <= p->limit && (!lean || rows[i].host < lean->host))
+            lean = &rows[i];
         small = rows[i].device < small->device ? &rows[i] : small;
     }
-    return best ? best : small;
+    return best ? best : lean ? lean : small;
 }
 
 static void choose(const Planner *p, DsviSparseLog *log, void *context)
@@ -453,7 +462,7 @@ static void choose(const Planner *p, DsviSparseLog *log, void *context)
     const int count = sizeof rows / sizeof *rows;
     for (int i = 0; i < count; i++)
         fill_row(p, &rows[i]);
-    const Row *chosen = best_row(rows, count);
+    const Row *chosen = best_row(p, rows, count);
     apply(p, chosen);
     if (log)
         report(p, rows, count, chosen, log, context);

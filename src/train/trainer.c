@@ -295,7 +295,7 @@ static DsvStatus trainer_check_room(DsviTrainer *t, DsviArena *plan)
     trainer_count(t, plan, &host_plan);
     t->host_available = device->host_available(device);
     DSVI_TRY(dsvi_peers_on_machine(t->comm, host_plan.used, &t->here));
-    DSVI_TRY(dsvi_memory_check(t, plan));
+    DSVI_TRY(dsvi_memory_check(t, plan, &host_plan));
     device->limit = (size_t)dsvi_memory_limit(t->settings);
     return DSV_OK;
 }

@@ -235,14 +235,62 @@ static void test_memory_refused(void **state)
     memory_refused(DSV_E_FORMAT, "device.json: tflops: expected a number above 0, found -1", 1,
                    "{\"tflops\": -1}");
     memory_refused(DSV_E_FORMAT, "device.json: link_gbs is missing", 1, "{\"tflops\": 1, \"memory_gbs\": 1}");
-    memory_refused(DSV_E_NO_MEMORY, "memory_gib allows 0.001; the most goes to ", 0.001, NULL);
+    memory_refused(DSV_E_NO_MEMORY, " bytes are missing; the most goes to ", 0.001, NULL);
+}
+
+/* All weights of the published 14B model, on a device and a host that lack memory: the missing bytes are
+ * exact. */
+static void test_memory_missing(void **state)
+{
+    static const char *const OPTIONS[] = {"model.preset=wan14b",
+                                          "codec.spatial_levels=3",
+                                          "codec.temporal_levels=2",
+                                          "num_frames=81",
+                                          "height=480",
+                                          "width=832",
+                                          "train_batch_size=1",
+                                          "mixed_precision=bf16",
+                                          "sparse.enabled=false"};
+    static const double DEVICE = 139, HOST = 128, GIB = 1073741824.0;
+    static const char TABLE[] =
+        "{\"tflops\": 600, \"memory_gbs\": 4000, \"link_gbs\": 50, \"host_gib\": %.17g}";
+    const char *at;
+    char table[128];
+    DsvConfig config;
+    (void)state;
+    dsv_config_defaults(&config);
+    for (size_t i = 0; i < sizeof OPTIONS / sizeof *OPTIONS; i++)
+        assert_ok(dsv_config_set(&config, OPTIONS[i]));
+    unsigned long long missing = 0;
+    for (int more = -1; more < 2; more++) { /* bytes beside those that are missing */
+        Said said = {0};
+        double host = more < 0 ? HOST : HOST + ((double)missing + more - 1) / GIB;
+        snprintf(table, sizeof table, TABLE, host);
+        const DsvMemoryQuestion question = {DEVICE, write_text("host.json", table)};
+        DsvStatus status = dsv_plan_memory(&question, &config, listen, &said);
+        if (more == 1) {
+            assert_ok(status);
+            assert_memory_equal(chosen_line(&said), "states", 6);
+            continue;
+        }
+        assert_fails(DSV_E_NO_MEMORY, "1 rank on this machine wants at least ", status);
+        assert_non_null(strstr(dsv_error_message(), "; the most goes to optimizer "));
+        at = strstr(dsv_error_message(), "GiB of its memory, and it has ");
+        assert_non_null(at);
+        at = strchr(at, ':');
+        assert_non_null(at);
+        missing = more < 0 ? strtoull(at + 1, NULL, 10) : missing;
+        assert_int_equal(strtoull(at + 1, NULL, 10), more < 0 ? missing : 1);
+        assert_true(missing > 0);
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_example), cmocka_unit_test(test_measured_here),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_memory),  cmocka_unit_test(test_memory_refused),
+        cmocka_unit_test(test_example),        cmocka_unit_test(test_measured_here),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_memory_refused), cmocka_unit_test(test_memory_missing),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }
