@@ -315,6 +315,40 @@ static void tells_what_lists_take_of_the_host(void **state)
     close_bench(&b);
 }
 
+static int slow_lines; /* about memory that could not be page-locked */
+
+static void count_slow(void *context, const char *line)
+{
+    (void)context;
+    slow_lines += strstr(line, "offload=states: the system refuses to page-lock ") != NULL;
+}
+
+/* A run whose state cannot be page-locked uses pageable memory, and says so once. */
+static void says_once_that_memory_is_pageable(void **state)
+{
+    DsviTrainer *trainer;
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    assert_ok(dsv_config_set(&b.settings, "offload=states"));
+    const DsviTrainerArgs args = {.settings = &b.settings,
+                                  .backend = &b.backend,
+                                  .codec = b.codec,
+                                  .config = &b.config,
+                                  .log = count_slow};
+    assert_ok(dsvi_trainer_create(&args, &trainer));
+    assert_int_equal(slow_lines, 0);
+    assert_false(trainer->waiting.pageable);
+    too_much = trainer->waiting.arena.used;
+    dsvi_trainer_free(&trainer);
+    b.backend.device->host_alloc = lock_little;
+    assert_ok(dsvi_trainer_create(&args, &trainer));
+    assert_int_equal(slow_lines, 1);
+    assert_true(trainer->waiting.pageable);
+    dsvi_trainer_free(&trainer);
+    close_bench(&b);
+}
+
 static void plan_with(Bench *b, const char *option, DsviArena *device, DsviArena *host)
 {
     DsviTrainer like = {
@@ -441,6 +475,7 @@ int main(void)
         cmocka_unit_test(says_what_may_be_stored_in_8_bits),
         cmocka_unit_test(frozen_weights_leave_for_a_limit),
         cmocka_unit_test(kept_activations_leave),
+        cmocka_unit_test(says_once_that_memory_is_pageable),
         cmocka_unit_test(the_planner_needs_a_host),
         cmocka_unit_test(tells_what_lists_take_of_the_host),
     };
