@@ -2,7 +2,9 @@
 """kill_training.py DSV [--kills N] [--steps N] [--seed N]: kills a training with SIGKILL at random moments,
 resumes it each time, and compares the result bit for bit with a run that was never killed: losses,
 measurements, decisions, weights, their moving average, moments, sparse state. The training writes a
-checkpoint every third step, so that many kills happen while one is written."""
+checkpoint every third step, so that many kills happen while one is written. The state of the killed training
+waits in host memory (offload=states), so that kills also happen while the state travels; that of the other
+one stays on the device."""
 import argparse
 import collections
 import random
@@ -55,7 +57,9 @@ def main():
 
     kills, found = 0, collections.Counter()
     while True:
-        settings = ["resume_from_checkpoint=latest"] if training.folder("killed").exists() else []
+        settings = ["offload=states"]
+        if training.folder("killed").exists():
+            settings.append("resume_from_checkpoint=latest")
         process = training.start("killed", args.steps, *settings)
         metrics = training.folder("killed") / "metrics.jsonl"
         if kills < args.kills and not wait_for_kill(process, metrics, choice):
