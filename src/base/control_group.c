@@ -50,18 +50,24 @@ static double read_named(const char *folder, const char *file_name, const char *
     return number;
 }
 
-/* Applies a group's limit of memory. `cached` is the line of memory.stat for files that can be dropped. */
-static void apply_bytes(const char *folder, const char *limit_name, const char *used_name, const char *cached,
+/* Applies a group's limit of memory. Files that the kernel caches for the group can be dropped: their bytes
+   are the lines inactive_file and active_file of memory.stat, with `prefix` before them. */
+static void apply_bytes(const char *folder, const char *limit_name, const char *used_name, const char *prefix,
                         DsviGroupLimits *limits)
 {
+    static const char *const lists[] = {"inactive_file", "active_file"};
     double limit[2], used[2] = {0, 0};
     if (read_numbers(folder, limit_name, limit) == 0)
         return;
     limits->bytes = fmin(limits->bytes, valid_byte_limit(limit[0]));
     if (read_numbers(folder, used_name, used) == 0)
         used[0] = 0;
-    double taken = fmax(0, used[0] - read_named(folder, "memory.stat", cached));
-    limits->free_bytes = fmin(limits->free_bytes, fmax(0, valid_byte_limit(limit[0]) - taken));
+    for (int i = 0; i < 2; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s%s", prefix, lists[i]);
+        used[0] -= read_named(folder, "memory.stat", name);
+    }
+    limits->free_bytes = fmin(limits->free_bytes, fmax(0, valid_byte_limit(limit[0]) - fmax(0, used[0])));
 }
 
 static void apply_v2(const char *folder, DsviGroupLimits *limits)
@@ -69,7 +75,8 @@ static void apply_v2(const char *folder, DsviGroupLimits *limits)
     double number[2];
     if (read_numbers(folder, "cpu.max", number) == 2)
         limits->cores = fmin(limits->cores, limit_of(number[0], number[1]));
-    apply_bytes(folder, "memory.max", "memory.current", "inactive_file", limits);
+    apply_bytes(folder, "memory.max", "memory.current", "", limits);
+    apply_bytes(folder, "memory.high", "memory.current", "", limits);
 }
 
 static void apply_v1_cores(const char *folder, DsviGroupLimits *limits)
@@ -82,7 +89,7 @@ static void apply_v1_cores(const char *folder, DsviGroupLimits *limits)
 
 static void apply_v1_bytes(const char *folder, DsviGroupLimits *limits)
 {
-    apply_bytes(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", limits);
+    apply_bytes(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_", limits);
 }
 
 /* Applies the limits of a group and of all its parents. Inside a container only the root group may have a

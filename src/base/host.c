@@ -36,9 +36,11 @@ uint64_t dsvi_resident_bytes(void)
     return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+static const char groups_file[] = "/proc/self/cgroup", groups_mount[] = "/sys/fs/cgroup";
+
 static DsviGroupLimits limits_of_this_process(void)
 {
-    return dsvi_group_limits("/proc/self/cgroup", "/sys/fs/cgroup");
+    return dsvi_group_limits(groups_file, groups_mount);
 }
 
 int dsvi_usable_cores(void)
@@ -51,28 +53,40 @@ int dsvi_usable_cores(void)
     return usable < 1 ? 1 : (int)usable;
 }
 
-/* Returns MemAvailable of /proc/meminfo in bytes; 0 if it is not there. */
-static double available_of_machine(void)
+/* Returns MemAvailable of a file like /proc/meminfo in bytes; INFINITY if it is not there. */
+static double available_of_machine(const char *meminfo)
 {
     char line[128];
     unsigned long long kib = 0;
-    FILE *file = fopen("/proc/meminfo", "r");
+    double bytes = INFINITY;
+    FILE *file = fopen(meminfo, "r");
     while (file && fgets(line, sizeof line, file))
         if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
-            break;
+            bytes = 1024.0 * (double)kib;
     if (file)
         fclose(file);
-    return 1024.0 * (double)kib;
+    return bytes;
+}
+
+/* Returns a number of bytes, at least 1 since 0 stands for unknown. */
+static uint64_t known_bytes(double bytes)
+{
+    return isinf(bytes) ? 0 : (uint64_t)fmax(1, bytes);
+}
+
+uint64_t dsvi_memory_available_by(const char *meminfo, const char *groups, const char *mount)
+{
+    return known_bytes(fmin(available_of_machine(meminfo), dsvi_group_limits(groups, mount).free_bytes));
 }
 
 uint64_t dsvi_memory_available(void)
 {
-    return (uint64_t)fmin(available_of_machine(), limits_of_this_process().free_bytes);
+    return dsvi_memory_available_by("/proc/meminfo", groups_file, groups_mount);
 }
 
 uint64_t dsvi_memory_bytes(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-    double bytes = pages > 0 && size > 0 ? (double)pages * (double)size : 0;
-    return (uint64_t)fmin(bytes, limits_of_this_process().bytes);
+    double bytes = pages > 0 && size > 0 ? (double)pages * (double)size : INFINITY;
+    return known_bytes(fmin(bytes, limits_of_this_process().bytes));
 }

@@ -25,8 +25,13 @@ uint64_t dsvi_memory_bytes(void);
 
 /* Returns the bytes of memory that this process could still allocate without swapping: what the kernel
  * reports as available (MemAvailable of /proc/meminfo, which counts file caches that can be dropped), or what
- * the process's control groups still allow if it is less; 0 if the system does not report them. */
+ * the process's control groups still allow if it is less; 1 if nothing is left, 0 if the system reports
+ * neither. */
 uint64_t dsvi_memory_available(void);
+
+/* The same from other files than those of this process: one like /proc/meminfo, and those that
+ * dsvi_group_limits reads. */
+uint64_t dsvi_memory_available_by(const char *meminfo, const char *groups, const char *mount);
 
 #ifdef __cplusplus
 }

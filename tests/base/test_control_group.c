@@ -61,6 +61,53 @@ static void version_1_and_containers(void **state)
     assert_true(dsvi_group_limits(scratch_path("nothing"), scratch_path("mount")).bytes == INFINITY);
 }
 
+static void caches_of_files_are_free(void **state)
+{
+    (void)state;
+    put("mount/fit/step", "memory.current", "3600\n");
+    put("mount/fit/step", "memory.stat", "anon 600\ninactive_file 2000\nactive_file 500\nactive_files 9\n");
+    put("mount/fit/step", "memory.max", "max\n");
+    assert_true(limits_of("0::/fit/step\n").free_bytes == INFINITY);
+    put("mount/fit/step", "memory.max", "5000\n");
+    assert_true(limits_of("0::/fit/step\n").free_bytes == 3900);
+    put("mount/fit", "memory.max", "4000\n"); /* the parent's own files count, not the step's */
+    put("mount/fit", "memory.current", "3800\n");
+    assert_true(limits_of("0::/fit/step\n").free_bytes == 200 && limits_of("0::/fit/step\n").bytes == 4000);
+    put("mount/fit/step", "memory.high", "1200\n");
+    assert_true(limits_of("0::/fit/step\n").free_bytes == 100 && limits_of("0::/fit/step\n").bytes == 1200);
+    put("mount/fit/step", "memory.current", "9000\n");
+    assert_true(limits_of("0::/fit/step\n").free_bytes == 0);
+    put("mount/fit/step", "memory.current", "1\n"); /* read before the cache grew: not more than the limit */
+    assert_true(limits_of("0::/fit/step\n").free_bytes == 200);
+    put("mount/memory/old", "memory.limit_in_bytes", "6000\n");
+    put("mount/memory/old", "memory.usage_in_bytes", "5000\n");
+    put("mount/memory/old", "memory.stat",
+        "inactive_file 1\nactive_file 1\ntotal_inactive_file 1500\ntotal_active_file 700\n");
+    assert_true(limits_of("4:memory:/old\n").free_bytes == 3200);
+}
+
+static uint64_t available_with(const char *meminfo, const char *groups)
+{
+    put("", "meminfo", meminfo);
+    put("", "groups", groups);
+    return dsvi_memory_available_by(scratch_path("meminfo"), scratch_path("groups"), scratch_path("mount"));
+}
+
+static void available_is_the_least_of_machine_and_groups(void **state)
+{
+    (void)state;
+    put("mount/room", "memory.max", "5000\n");
+    put("mount/room", "memory.current", "1000\n");
+    const char *machine = "MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable: 3 kB\n";
+    assert_int_equal(available_with(machine, "0::/room\n"), 3072);
+    assert_int_equal(available_with("MemAvailable: 7 kB\n", "0::/room\n"), 4000);
+    assert_int_equal(available_with(machine, "0::/without\n"), 3072);
+    assert_int_equal(available_with("MemTotal: 9 kB\n", "0::/room\n"), 4000);
+    assert_int_equal(available_with("MemTotal: 9 kB\n", "0::/without\n"), 0);
+    put("mount/room", "memory.current", "5000\n");
+    assert_int_equal(available_with(machine, "0::/room\n"), 1);
+}
+
 static void of_this_process(void **state)
 {
     cpu_set_t set;
@@ -75,6 +122,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_least_of_nested_groups_counts),
         cmocka_unit_test(version_1_and_containers),
+        cmocka_unit_test(caches_of_files_are_free),
+        cmocka_unit_test(available_is_the_least_of_machine_and_groups),
         cmocka_unit_test(of_this_process),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
