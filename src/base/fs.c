@@ -197,8 +197,7 @@ static DsvStatus write_full(int file, const char *path, const void *data, size_t
     return DSV_OK;
 }
 
-/* Syncs the file if writing it succeeded (`status`), and closes it in any case. Returns the first failure. */
-static DsvStatus finish_file(int file, const char *path, DsvStatus status)
+DsvStatus dsvi_file_finish(int file, const char *path, DsvStatus status)
 {
     if (status == DSV_OK && fsync(file) != 0)
         status = io_failure(path, "sync it");
@@ -208,15 +207,27 @@ static DsvStatus finish_file(int file, const char *path, DsvStatus status)
 }
 
 /* If `path` is a symbolic link, the write fails, because the target of the link may be somebody else's. */
+DsvStatus dsvi_file_create(const char *path, int *file)
+{
+    *file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    return *file < 0 ? io_failure(path, "write it") : DSV_OK;
+}
+
+DsvStatus dsvi_file_write_at(int file, const char *path, size_t place, const void *data, size_t bytes)
+{
+    if (lseek(file, (off_t)place, SEEK_SET) < 0)
+        return io_failure(path, "write it");
+    return write_full(file, path, data, bytes);
+}
+
 DsvStatus dsvi_file_write_parts(const char *path, const DsviFilePart *parts, size_t count)
 {
     DsvStatus status = DSV_OK;
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (file < 0)
-        return io_failure(path, "write it");
+    int file;
+    DSVI_TRY(dsvi_file_create(path, &file));
     for (size_t i = 0; i < count && status == DSV_OK; i++)
         status = write_full(file, path, parts[i].data, parts[i].bytes);
-    return finish_file(file, path, status);
+    return dsvi_file_finish(file, path, status);
 }
 
 DsvStatus dsvi_file_write(const char *path, const void *data, size_t bytes)
@@ -293,7 +304,7 @@ DsvStatus dsvi_file_replace(const char *path, const void *data, size_t bytes)
     int file = -1;
     DSVI_TRY(open_temporary(path, temporary, &file));
     DsvStatus status = write_full(file, temporary, data, bytes);
-    return place_temporary(temporary, path, finish_file(file, temporary, status));
+    return place_temporary(temporary, path, dsvi_file_finish(file, temporary, status));
 }
 
 DsvStatus dsvi_file_copy_from(int source, uint64_t offset, const char *path)
@@ -312,7 +323,7 @@ DsvStatus dsvi_file_copy_from(int source, uint64_t offset, const char *path)
         else if (sent < 0)
             status = io_failure(temporary, "write it");
     }
-    return place_temporary(temporary, path, finish_file(file, temporary, status));
+    return place_temporary(temporary, path, dsvi_file_finish(file, temporary, status));
 }
 
 DsvStatus dsvi_file_copy(const char *from, const char *to)

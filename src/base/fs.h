@@ -43,6 +43,13 @@ typedef struct DsviFilePart {
     size_t bytes;
 } DsviFilePart;
 DsvStatus dsvi_file_write_parts(const char *path, const DsviFilePart *parts, size_t count);
+
+/* The same for a caller that has the parts one at a time. dsvi_file_create opens *file (a descriptor),
+ * dsvi_file_write_at writes bytes at a place of it, and dsvi_file_finish syncs it if `status` of all before
+ * is DSV_OK and closes it in any case. It returns the first failure. */
+DsvStatus dsvi_file_create(const char *path, int *file);
+DsvStatus dsvi_file_write_at(int file, const char *path, size_t place, const void *data, size_t bytes);
+DsvStatus dsvi_file_finish(int file, const char *path, DsvStatus status);
 /* Replaces a file atomically: writes path.tmp, syncs it, renames it to `path` and syncs the folder. Readers
  * see the old or the new file. A symbolic link at path.tmp or `path` is replaced; its target is not
  * touched. */

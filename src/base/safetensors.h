@@ -67,6 +67,16 @@ const char *dsvi_safetensors_metadata(const DsviSafetensors *file, const char *k
  * first. The file is synced, but written in place. */
 DsvStatus dsvi_safetensors_write(const char *path, const DsviStoredTensor *tensors, size_t count,
                                  const char *const (*metadata)[2], size_t metadata_count);
+/* The same for tensors whose data come one at a time, in any order. dsvi_safetensors_create writes the header
+ * and ignores `data` of the tensors. dsvi_safetensors_put writes all bytes of the tensor of this index.
+ * dsvi_safetensors_finish syncs the file if `status` of all before is DSV_OK, closes it in any case and
+ * returns the first failure; *writer, which may be NULL, becomes NULL. */
+typedef struct DsviSafetensorsWriter DsviSafetensorsWriter;
+DsvStatus dsvi_safetensors_create(const char *path, const DsviStoredTensor *tensors, size_t count,
+                                  DsviSafetensorsWriter **out);
+DsvStatus dsvi_safetensors_put(DsviSafetensorsWriter *writer, size_t index, const void *data);
+DsvStatus dsvi_safetensors_finish(DsviSafetensorsWriter **writer, DsvStatus status);
+
 /* As dsvi_safetensors_write, under a temporary name that is renamed to `path` once all is written. */
 DsvStatus dsvi_safetensors_replace(const char *path, const DsviStoredTensor *tensors, size_t count,
                                    const char *const (*metadata)[2], size_t metadata_count);

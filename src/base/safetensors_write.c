@@ -66,6 +66,13 @@ static char *make_header(const DsviStoredTensor *tensors, size_t count, const ch
     return padded;
 }
 
+/* Stores the length of the header as the file begins with it: 8 bytes, little-endian. */
+static void store_size(size_t length, unsigned char size[8])
+{
+    for (int i = 0; i < 8; i++)
+        size[i] = (unsigned char)((uint64_t)length >> (8 * i));
+}
+
 DsvStatus dsvi_safetensors_write(const char *path, const DsviStoredTensor *tensors, size_t count,
                                  const char *const (*metadata)[2], size_t metadata_count)
 {
@@ -77,8 +84,7 @@ DsvStatus dsvi_safetensors_write(const char *path, const DsviStoredTensor *tenso
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its header", path);
         goto done;
     }
-    for (int i = 0; i < 8; i++)
-        size[i] = (unsigned char)((uint64_t)strlen(header) >> (8 * i));
+    store_size(strlen(header), size);
     parts[0] = (DsviFilePart){size, sizeof size};
     parts[1] = (DsviFilePart){header, strlen(header)};
     for (size_t i = 0; i < count; i++)
@@ -87,6 +93,60 @@ DsvStatus dsvi_safetensors_write(const char *path, const DsviStoredTensor *tenso
 done:
     free(parts);
     free(header);
+    return status;
+}
+
+struct DsviSafetensorsWriter {
+    char path[DSVI_PATH_MAX];
+    int file;
+    size_t *place; /* (tensors + 1) where the data of each tensor begin in the file, and where the last end */
+};
+
+DsvStatus dsvi_safetensors_create(const char *path, const DsviStoredTensor *tensors, size_t count,
+                                  DsviSafetensorsWriter **out)
+{
+    unsigned char size[8];
+    DsvStatus status;
+    char *header = make_header(tensors, count, NULL, 0);
+    DsviSafetensorsWriter *writer = *out = calloc(1, sizeof *writer);
+    if (writer)
+        writer->file = -1;
+    if (!header || !writer || !(writer->place = calloc(count + 1, sizeof *writer->place))) {
+        status = DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for its header", path);
+        goto fail;
+    }
+    size_t length = strlen(header);
+    snprintf(writer->path, sizeof writer->path, "%s", path);
+    writer->place[0] = sizeof size + length;
+    for (size_t i = 0; i < count; i++)
+        writer->place[i + 1] = writer->place[i] + tensors[i].bytes;
+    store_size(length, size);
+    DSVI_TRY_GOTO(status, dsvi_file_create(path, &writer->file), fail);
+    DSVI_TRY_GOTO(status, dsvi_file_write_at(writer->file, path, 0, size, sizeof size), fail);
+    DSVI_TRY_GOTO(status, dsvi_file_write_at(writer->file, path, sizeof size, header, length), fail);
+    free(header);
+    return DSV_OK;
+fail:
+    free(header);
+    return dsvi_safetensors_finish(out, status);
+}
+
+DsvStatus dsvi_safetensors_put(DsviSafetensorsWriter *writer, size_t index, const void *data)
+{
+    size_t begin = writer->place[index];
+    return dsvi_file_write_at(writer->file, writer->path, begin, data, writer->place[index + 1] - begin);
+}
+
+DsvStatus dsvi_safetensors_finish(DsviSafetensorsWriter **writer, DsvStatus status)
+{
+    DsviSafetensorsWriter *w = *writer;
+    if (!w)
+        return status;
+    if (w->file >= 0)
+        status = dsvi_file_finish(w->file, w->path, status);
+    free(w->place);
+    free(w);
+    *writer = NULL;
     return status;
 }
 

@@ -265,9 +265,7 @@ static DsvStatus bench_step_run(DsviTrainer *t, const double *density, int64_t r
     Times times = {0};
     if (density)
         dsvi_sparse_prescribe(t->sparse, density);
-    if (dsvi_comm_rank(t->comm) == 0)
-        dsvi_weights_init(t->trained, (uint64_t)t->settings->seed, t->host_flat);
-    DSVI_TRY(dsvi_trainer_start(t));
+    DSVI_TRY(dsvi_trainer_start_new(t, (uint64_t)t->settings->seed));
     DSVI_TRY(bench_step_measure(t, repeats, &times));
     if (density)
         DSVI_TRY(bench_step_check_lists(t));

@@ -23,27 +23,16 @@ static bool is_file_rank(const DsviTrainer *t)
     return dsvi_comm_rank(t->comm) == 0;
 }
 
-/* Gathers a divided array of all ranks in host_flat of rank 0. Called by all ranks. */
-static DsvStatus checkpoint_fetch(DsviTrainer *t, DsviStateArray array)
-{
-    return dsvi_zero_fetch(&t->zero, array, t->host_flat);
-}
-
-/* Distributes host_flat of rank 0 to a divided array of all ranks. Called by all ranks. */
-static DsvStatus checkpoint_store(DsviTrainer *t, DsviStateArray array)
-{
-    return dsvi_zero_store(&t->zero, array, t->host_flat);
-}
-
 /* Names under which weights are stored. */
 typedef struct ModelNames {
     const char *folder; /* folder with all weights of a model */
     bool average;       /* names the moving average */
     const char *exact;  /* with a LoRA: file with the matrices in F32, and the name of this array */
+    DsviStateArray array;
 } ModelNames;
 
-static const ModelNames WEIGHTS = {"transformer", false, "weight"};
-static const ModelNames EMA = {"transformer_ema", true, "ema"};
+static const ModelNames WEIGHTS = {"transformer", false, "weight", DSVI_STATE_MASTER};
+static const ModelNames EMA = {"transformer_ema", true, "ema", DSVI_STATE_EMA};
 
 void dsvi_checkpoint_lora_name(const char *expert, bool average, char name[DSVI_LORA_FILE_BYTES])
 {
@@ -59,44 +48,54 @@ static DsvStatus exact_path(char path[DSVI_PATH_MAX], const char *folder, const 
     return dsvi_path_join(path, folder, file);
 }
 
-/* Writes the matrices in host_flat: once for other programs, in BF16, and once exactly, for a resumed run. */
+/* Writes the matrices of a LoRA: once for other programs, in BF16, and once exactly, for a resumed run. */
 static DsvStatus write_lora(DsviTrainer *t, const char *folder, const ModelNames *names)
 {
     char path[DSVI_PATH_MAX], file[DSVI_LORA_FILE_BYTES];
+    DSVI_TRY(dsvi_zero_fetch_whole(&t->zero, names->array, t->host_lora));
     dsvi_checkpoint_lora_name(t->settings->model_expert, names->average, file);
     DSVI_TRY(dsvi_path_join(path, folder, file));
     const char *expert = strcmp(t->settings->model_expert, "none") != 0 ? t->settings->model_expert : NULL;
-    DSVI_TRY(dsvi_lora_params_write(&t->lora, t->host_flat, DSVI_BF16, expert, path));
+    DSVI_TRY(dsvi_lora_params_write(&t->lora, t->host_lora, DSVI_BF16, expert, path));
     DSVI_TRY(dsvi_path_join(path, folder, "optimizer"));
     DSVI_TRY(dsvi_folder_make(path));
     DSVI_TRY(exact_path(path, folder, names->exact));
-    return dsvi_flat_write(path, t->trained, names->exact, t->host_flat);
+    return dsvi_flat_write(path, t->trained, names->exact, t->host_lora);
 }
 
-/* Writes the weights in host_flat: a folder with config.json, or a LoRA. */
+static DsvStatus write_bucket(void *context, int64_t bucket, void *data)
+{
+    return dsvi_weights_writer_put(context, bucket, data);
+}
+
+/* Writes a divided array of weights: a folder with config.json, or a LoRA. */
 static DsvStatus write_model(DsviTrainer *t, const char *folder, const ModelNames *names)
 {
     char path[DSVI_PATH_MAX], config[DSVI_PATH_MAX];
+    DsviWeightsWriter *writer;
     if (t->frozen)
         return write_lora(t, folder, names);
     DSVI_TRY(dsvi_path_join(path, folder, names->folder));
     DSVI_TRY(dsvi_folder_make(path));
     DSVI_TRY(dsvi_path_join(config, path, "config.json"));
     DSVI_TRY(dsvi_dit_config_write(config, &t->config));
-    return dsvi_weights_write(path, &t->table, t->host_flat, DSVI_F32, SHARD_BYTES);
+    DSVI_TRY(dsvi_weights_writer_open(path, &t->table, DSVI_F32, SHARD_BYTES, &writer));
+    DsvStatus status = dsvi_zero_fetch(&t->zero, names->array, &(DsviBucketIo){write_bucket, writer});
+    return dsvi_weights_writer_finish(&writer, status);
 }
 
-/* Reads weights that write_model has written into host_flat. */
-static DsvStatus read_model(DsviTrainer *t, const char *folder, const ModelNames *names)
+/* Reads weights that write_model has written into a divided array. Called by all ranks. */
+static DsvStatus read_model(DsviTrainer *t, const char *folder, const ModelNames *names, DsviStateArray array)
 {
     char path[DSVI_PATH_MAX];
-    if (t->frozen) {
-        DSVI_TRY(exact_path(path, folder, names->exact));
-        return dsvi_flat_read(path, t->trained, names->exact, t->host_flat);
+    if (!t->frozen) {
+        DSVI_TRY(dsvi_path_join(path, folder, names->folder));
+        return dsvi_trainer_store_file(t, array, path);
     }
-    DSVI_TRY(dsvi_path_join(path, folder, names->folder));
-    memset(t->host_flat, 0, (size_t)t->table.elements * sizeof(float));
-    return dsvi_weights_read(path, &t->table, t->host_flat);
+    DSVI_TRY(exact_path(path, folder, names->exact));
+    if (is_file_rank(t))
+        DSVI_TRY(dsvi_flat_read(path, t->trained, names->exact, t->host_lora));
+    return dsvi_zero_store_whole(&t->zero, array, t->host_lora);
 }
 
 static DsvStatus write_state(const DsviTrainer *t, const char *folder)
@@ -170,12 +169,9 @@ static DsvStatus checkpoint_write_files(DsviTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
     DSVI_TRY(dsvi_folder_make(folder));
-    DSVI_TRY(checkpoint_fetch(t, DSVI_STATE_MASTER));
     DSVI_TRY(write_model(t, folder, &WEIGHTS));
-    if (t->zero.ema.data) {
-        DSVI_TRY(checkpoint_fetch(t, DSVI_STATE_EMA));
+    if (t->zero.ema.data)
         DSVI_TRY(write_model(t, folder, &EMA));
-    }
     DSVI_TRY(dsvi_checkpoint_write_moments(t, folder));
     for (int64_t i = 0; i < t->size_count; i++) {
         DSVI_TRY(sparse_path(t, folder, i, path));
@@ -187,13 +183,13 @@ static DsvStatus checkpoint_write_files(DsviTrainer *t, const char *folder)
     return dsvi_manifest_write(folder);
 }
 
-/* What the other ranks do while rank 0 runs checkpoint_write_files: the same calls of checkpoint_fetch in
+/* What the other ranks do while rank 0 runs checkpoint_write_files: the same calls of dsvi_zero_fetch in
  * the same order. */
 static DsvStatus checkpoint_send(DsviTrainer *t)
 {
-    DSVI_TRY(checkpoint_fetch(t, DSVI_STATE_MASTER));
+    DSVI_TRY(dsvi_zero_fetch(&t->zero, DSVI_STATE_MASTER, NULL));
     if (t->zero.ema.data)
-        DSVI_TRY(checkpoint_fetch(t, DSVI_STATE_EMA));
+        DSVI_TRY(dsvi_zero_fetch(&t->zero, DSVI_STATE_EMA, NULL));
     return dsvi_checkpoint_send_moments(t);
 }
 
@@ -302,19 +298,20 @@ static DsvStatus read_position(DsviTrainer *t, const char *folder)
     return dsvi_comm_broadcast(t->comm, 0, &t->sample, sizeof t->sample);
 }
 
-/* Called when host_flat of rank 0 holds the loaded weights. If the checkpoint has no moving average, because
- * ema_decay was 0 before, the moving average starts from these weights. */
+/* If the checkpoint has no moving average, because ema_decay was 0 before, the moving average starts from its
+ * weights. */
 static DsvStatus read_ema(DsviTrainer *t, const char *folder)
 {
     char path[DSVI_PATH_MAX];
+    unsigned char stored = 0;
     if (!t->zero.ema.data)
         return DSV_OK;
     if (is_file_rank(t)) {
         DSVI_TRY(t->frozen ? exact_path(path, folder, EMA.exact) : dsvi_path_join(path, folder, EMA.folder));
-        if (dsvi_path_exists(path))
-            DSVI_TRY(read_model(t, folder, &EMA));
+        stored = dsvi_path_exists(path);
     }
-    return checkpoint_store(t, DSVI_STATE_EMA);
+    DSVI_TRY(dsvi_comm_broadcast(t->comm, 0, &stored, sizeof stored));
+    return read_model(t, folder, stored ? &EMA : &WEIGHTS, DSVI_STATE_EMA);
 }
 
 static DsvStatus read_sparse(DsviTrainer *t, const char *folder)
@@ -333,9 +330,7 @@ static DsvStatus read_sparse(DsviTrainer *t, const char *folder)
 DsvStatus dsvi_checkpoint_load(DsviTrainer *t, const char *folder)
 {
     DSVI_TRY(read_position(t, folder));
-    if (is_file_rank(t))
-        DSVI_TRY(read_model(t, folder, &WEIGHTS));
-    DSVI_TRY(checkpoint_store(t, DSVI_STATE_MASTER));
+    DSVI_TRY(read_model(t, folder, &WEIGHTS, DSVI_STATE_MASTER));
     DSVI_TRY(dsvi_zero_refresh(&t->zero));
     DSVI_TRY(read_ema(t, folder));
     DSVI_TRY(dsvi_checkpoint_read_moments(t, folder));

@@ -1,4 +1,5 @@
-/* Implements checkpoint_moments.h. All arrays pass through host_flat of rank 0. */
+/* Implements checkpoint_moments.h. Moments pass through rank 0 one bucket at a time; their scales, at most
+ * 1/64 of them, as a whole. */
 #include "run/checkpoint_moments.h"
 
 #include <stdio.h>
@@ -11,9 +12,14 @@ enum { NAME_BYTES = 160 };
 
 static const char *const MOMENT_NAME[2] = {"exp_avg", "exp_avg_sq"};
 
-/* The tensors of one file. Their data are in two host arrays. */
+/* The tensors of one file. */
 typedef struct MomentTensors {
-    DsviStoredTensor *tensor;
+    DsviStoredTensor *tensor; /* `data` is set for the scales only */
+    int64_t *bucket;          /* (count) bucket of each moment, and where the moment begins in it, in bytes */
+    size_t *place;
+    const DsviStoredTensor **stored; /* (count) when reading: the tensors in the file */
+    DsviSafetensorsWriter *writer;   /* when writing */
+    const DsviMoment *moment;
     char (*name)[NAME_BYTES];
     size_t count, scales; /* all tensors; the first `scales` of them are scales */
 } MomentTensors;
@@ -28,6 +34,9 @@ static DsvStatus moments_path(char path[DSVI_PATH_MAX], const char *folder, int 
 static void free_tensors(MomentTensors *t)
 {
     free(t->tensor);
+    free(t->bucket);
+    free(t->place);
+    free(t->stored);
     free(t->name);
 }
 
@@ -59,9 +68,8 @@ static void describe_scales(const DsviMoment *moment, const char *array, char *f
     out->scales = out->count;
 }
 
-/* Describes the moments of each parameter in `flat`, those of dtype `dtype`. */
-static void describe_params(const DsviMoment *moment, const char *array, DsviDtype dtype, char *flat,
-                            MomentTensors *out)
+/* Describes the moments of each parameter, those of dtype `dtype`. */
+static void describe_params(const DsviMoment *moment, const char *array, DsviDtype dtype, MomentTensors *out)
 {
     const DsviParamTable *table = moment->table;
     for (int64_t i = 0; i < table->count; i++) {
@@ -71,28 +79,32 @@ static void describe_params(const DsviMoment *moment, const char *array, DsviDty
         if ((matrix ? moment->matrix_dtype : DSVI_F32) != dtype || (matrix && !moment->has_matrices))
             continue;
         snprintf(out->name[out->count], NAME_BYTES, "%s.%s", array, param->name);
+        out->bucket[out->count] = b;
+        out->place[out->count] = (size_t)dsvi_moment_byte(moment, b, param->offset - table->begin[b]);
         DsviStoredTensor *tensor = append_tensor(out, dtype, param->count);
         tensor->ndim = param->ndim;
         memcpy(tensor->shape, param->shape, sizeof tensor->shape);
-        tensor->data = flat + moment->bytes.begin[b] +
-                       dsvi_moment_byte(moment, b, param->offset - table->begin[b]);
     }
 }
 
-/* Describes all tensors of moment `i`, whose data are in host arrays. The caller frees *out, also after a
+/* Describes all tensors of moment `i`, whose scales are in a host array. The caller frees *out, also after a
  * failure. */
-static DsvStatus describe(const DsviTrainer *t, int i, void *flat, void *scales, MomentTensors *out)
+static DsvStatus describe(const DsviTrainer *t, int i, void *scales, MomentTensors *out)
 {
     const DsviMoment *moment = &t->zero.moments.moment[i];
     size_t room = (size_t)(moment->table->count + moment->table->buckets);
     *out = (MomentTensors){.tensor = calloc(room, sizeof *out->tensor),
-                           .name = calloc(room, sizeof *out->name)};
-    if (!out->tensor || !out->name)
+                           .bucket = calloc(room, sizeof *out->bucket),
+                           .place = calloc(room, sizeof *out->place),
+                           .stored = calloc(room, sizeof *out->stored),
+                           .name = calloc(room, sizeof *out->name),
+                           .moment = moment};
+    if (!out->tensor || !out->bucket || !out->place || !out->stored || !out->name)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of the optimizer's state");
     describe_scales(moment, MOMENT_NAME[i], scales, out);
-    describe_params(moment, MOMENT_NAME[i], DSVI_F32, flat, out); /* wider dtypes first, for alignment */
+    describe_params(moment, MOMENT_NAME[i], DSVI_F32, out); /* wider dtypes first, for alignment */
     if (moment->matrix_dtype != DSVI_F32)
-        describe_params(moment, MOMENT_NAME[i], moment->matrix_dtype, flat, out);
+        describe_params(moment, MOMENT_NAME[i], moment->matrix_dtype, out);
     return DSV_OK;
 }
 
@@ -103,6 +115,15 @@ static DsvStatus alloc_scales(const DsviMoment *moment, void **out)
     return *out ? DSV_OK : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the scales of the optimizer's state");
 }
 
+static DsvStatus put_bucket(void *context, int64_t bucket, void *data)
+{
+    const MomentTensors *t = context;
+    for (size_t i = t->scales; i < t->count; i++)
+        if (t->bucket[i] == bucket)
+            DSVI_TRY(dsvi_safetensors_put(t->writer, i, (const char *)data + t->place[i]));
+    return DSV_OK;
+}
+
 static DsvStatus write_moment(DsviTrainer *t, const char *folder, int i)
 {
     char path[DSVI_PATH_MAX];
@@ -111,11 +132,15 @@ static DsvStatus write_moment(DsviTrainer *t, const char *folder, int i)
     void *scales = NULL;
     DSVI_TRY(moments_path(path, folder, i));
     DSVI_TRY_GOTO(status, alloc_scales(&t->zero.moments.moment[i], &scales), done);
-    DSVI_TRY_GOTO(status, dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, true), scales), done);
-    DSVI_TRY_GOTO(status, dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, false), t->host_flat), done);
-    DSVI_TRY_GOTO(status, describe(t, i, t->host_flat, scales, &tensors), done);
-    status = dsvi_safetensors_write(path, tensors.tensor, tensors.count, NULL, 0);
+    DSVI_TRY_GOTO(status, dsvi_zero_fetch_whole(&t->zero, dsvi_state_moment(i, true), scales), done);
+    DSVI_TRY_GOTO(status, describe(t, i, scales, &tensors), done);
+    DSVI_TRY_GOTO(status, dsvi_safetensors_create(path, tensors.tensor, tensors.count, &tensors.writer),
+                  done);
+    for (size_t k = 0; k < tensors.scales; k++)
+        DSVI_TRY_GOTO(status, dsvi_safetensors_put(tensors.writer, k, tensors.tensor[k].data), done);
+    status = dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, false), &(DsviBucketIo){put_bucket, &tensors});
 done:
+    status = dsvi_safetensors_finish(&tensors.writer, status);
     free_tensors(&tensors);
     free(scales);
     return status;
@@ -131,18 +156,17 @@ DsvStatus dsvi_checkpoint_write_moments(DsviTrainer *t, const char *folder)
     return DSV_OK;
 }
 
-/* host_flat is large enough on every rank: it is scratch for any bucket of an F32 array. */
 DsvStatus dsvi_checkpoint_send_moments(DsviTrainer *t)
 {
     for (int i = 0; i < 2; i++) {
-        DSVI_TRY(dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, true), t->host_flat));
-        DSVI_TRY(dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, false), t->host_flat));
+        DSVI_TRY(dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, true), NULL));
+        DSVI_TRY(dsvi_zero_fetch(&t->zero, dsvi_state_moment(i, false), NULL));
     }
     return DSV_OK;
 }
 
-/* Copies the file's tensors to the places that `tensors` describes. */
-static DsvStatus copy_tensors(const DsviSafetensors *file, const MomentTensors *tensors)
+/* Finds the tensors of the file and copies the scales. */
+static DsvStatus find_tensors(const DsviSafetensors *file, MomentTensors *tensors)
 {
     size_t found = dsvi_safetensors_count(file);
     for (size_t i = 0; i < tensors->count; i++) {
@@ -151,46 +175,53 @@ static DsvStatus copy_tensors(const DsviSafetensors *file, const MomentTensors *
         if (stored->dtype != wanted->dtype)
             return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, expected %s", dsvi_safetensors_path(file),
                              wanted->name, dsvi_dtype_name(stored->dtype), dsvi_dtype_name(wanted->dtype));
-        memcpy((void *)wanted->data, stored->data, stored->bytes);
+        tensors->stored[i] = stored;
+        if (i < tensors->scales)
+            memcpy((void *)wanted->data, stored->data, stored->bytes);
     }
     return found == tensors->count ? DSV_OK
                                    : DSVI_FAIL(DSV_E_SHAPE, "%s: %zu tensors, expected %zu",
                                                dsvi_safetensors_path(file), found, tensors->count);
 }
 
-/* Reads a file of moments in F32, which may be of version 0.1, or a file of another form. */
-static DsvStatus read_file(DsviTrainer *t, const char *folder, int i, void *scales)
+/* Opens a file of moments in F32, which may be of version 0.1, or a file of another form. */
+static DsvStatus open_file(DsviTrainer *t, const char *folder, int i, void *scales, MomentTensors *tensors,
+                           DsviSafetensors **file)
 {
     char path[DSVI_PATH_MAX];
-    DsvStatus status;
-    MomentTensors tensors = {0};
-    DsviSafetensors *file = NULL;
     DSVI_TRY(moments_path(path, folder, i));
+    DSVI_TRY(describe(t, i, scales, tensors));
     if (t->zero.moments.optimizer == DSVI_ADAMW)
-        return dsvi_flat_read(path, t->trained, MOMENT_NAME[i], t->host_flat);
-    memset(t->host_flat, 0, (size_t)t->trained->elements * sizeof *t->host_flat);
-    DSVI_TRY_GOTO(status, describe(t, i, t->host_flat, scales, &tensors), done);
-    DSVI_TRY_GOTO(status, dsvi_safetensors_open(path, &file), done);
-    status = copy_tensors(file, &tensors);
-done:
-    dsvi_safetensors_close(&file);
-    free_tensors(&tensors);
-    return status;
+        return dsvi_flat_open(path, t->trained, MOMENT_NAME[i], tensors->stored, file);
+    DSVI_TRY(dsvi_safetensors_open(path, file));
+    return find_tensors(*file, tensors);
+}
+
+static DsvStatus get_bucket(void *context, int64_t bucket, void *data)
+{
+    const MomentTensors *t = context;
+    memset(data, 0, (size_t)dsvi_shard_bucket_size(&t->moment->bytes, bucket)); /* padding must be zero */
+    for (size_t i = t->scales; i < t->count; i++)
+        if (t->bucket[i] == bucket)
+            memcpy((char *)data + t->place[i], t->stored[i]->data, t->stored[i]->bytes);
+    return DSV_OK;
 }
 
 static DsvStatus read_moment(DsviTrainer *t, const char *folder, int i)
 {
     DsvStatus status = DSV_OK;
+    MomentTensors tensors = {0};
+    DsviSafetensors *file = NULL;
     void *scales = NULL;
     if (dsvi_comm_rank(t->comm) == 0) {
         DSVI_TRY_GOTO(status, alloc_scales(&t->zero.moments.moment[i], &scales), done);
-        DSVI_TRY_GOTO(status, read_file(t, folder, i, scales), done);
+        DSVI_TRY_GOTO(status, open_file(t, folder, i, scales, &tensors, &file), done);
     }
-    /* Other ranks use host_flat as scratch for one array after the other; rank 0 keeps both arrays. */
-    DSVI_TRY_GOTO(
-        status, dsvi_zero_store(&t->zero, dsvi_state_moment(i, true), scales ? scales : t->host_flat), done);
-    status = dsvi_zero_store(&t->zero, dsvi_state_moment(i, false), t->host_flat);
+    DSVI_TRY_GOTO(status, dsvi_zero_store_whole(&t->zero, dsvi_state_moment(i, true), scales), done);
+    status = dsvi_zero_store(&t->zero, dsvi_state_moment(i, false), &(DsviBucketIo){get_bucket, &tensors});
 done:
+    dsvi_safetensors_close(&file);
+    free_tensors(&tensors);
     free(scales);
     return status;
 }

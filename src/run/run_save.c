@@ -64,11 +64,9 @@ DsvStatus dsvi_run_load_state(DsviRun *run)
         return load_checkpoint(run);
     if (stored && dsvi_run_is_first(run))
         DSVI_TRY(dsvi_model_verify(&run->model));
-    if (stored && !lora && dsvi_run_is_first(run))
-        DSVI_TRY(dsvi_weights_read(run->model.weights, t->trained, t->host_flat));
-    else if (dsvi_run_is_first(run))
-        dsvi_weights_init(t->trained, (uint64_t)run->settings->seed, t->host_flat);
-    return dsvi_trainer_start(t);
+    if (stored && !lora)
+        return dsvi_trainer_start_from(t, run->model.weights);
+    return dsvi_trainer_start_new(t, (uint64_t)run->settings->seed);
 }
 
 /* Restores the folder and the records after somebody removed, moved or replaced them during the run. */

@@ -124,8 +124,8 @@ typedef struct DsviTrainer {
     float *host_sigma, *host_timestep, *host_loss; /* (B), host_timestep as `timestep` */
     double *host_weight;                           /* (B) weights of the samples' gradients */
     float *host_channel_weight;                    /* (latent channels) or NULL */
-    float *host_flat;         /* rank 0: (trained->elements) a flat array that is read from or written to a
-                               * file; other ranks: scratch for dsvi_zero_store and _fetch */
+    float *host_lora; /* rank 0, with a LoRA: (trained->elements) what is read from or written to a file;
+                       * NULL: not this rank, or no LoRA */
     DsviStepPart *step_parts; /* (ranks) contributions of all ranks to the current step */
     int64_t *passed_over;     /* (cp_ranks) number of broken clips that each rank of the cp group skipped
                                * before it got the current sample */
@@ -187,9 +187,16 @@ uint64_t dsvi_trainer_samples(const DsviTrainer *trainer);
  * dsvi_trainer_start or the load of a checkpoint. */
 DsvStatus dsvi_trainer_load_frozen(DsviTrainer *trainer, const char *path);
 
-/* Initialises the trained weights, and their moving average if there is one, from host_flat of rank 0. Clears
- * the Adam moments. Called by all ranks. */
-DsvStatus dsvi_trainer_start(DsviTrainer *trainer);
+/* Initialises the trained weights, and their moving average if there is one, from `source` of rank 0, which
+ * is asked for the buckets once for each of them. Clears the Adam moments. Called by all ranks. */
+DsvStatus dsvi_trainer_start(DsviTrainer *trainer, const DsviBucketIo *source);
+/* The same from initial values (dsvi_weights_init), and from a file or folder (dsvi_weights_read), which rank
+ * 0 reads. */
+DsvStatus dsvi_trainer_start_new(DsviTrainer *trainer, uint64_t seed);
+DsvStatus dsvi_trainer_start_from(DsviTrainer *trainer, const char *path);
+/* Copies the weights in a file or folder, which rank 0 reads, to DSVI_STATE_MASTER or DSVI_STATE_EMA. Called
+ * by all ranks. */
+DsvStatus dsvi_trainer_store_file(DsviTrainer *trainer, DsviStateArray array, const char *path);
 
 #ifdef __cplusplus
 }

@@ -167,6 +167,8 @@ void dsvi_zero_carve_host(DsviZero *z, DsviArena *arena)
     if (z->moments.optimizer == DSVI_MUON)
         dsvi_muon_carve_host(&z->muon, arena);
     z->host_square = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)z->shard.buckets * sizeof *z->host_square);
+    z->host_bucket = dsvi_arena_take(arena, DSVI_MEM_DATA,
+                                     (size_t)dsvi_shard_largest_bucket(&z->shard) * sizeof(float));
 }
 
 /* Returns whether the queue may transfer weights or gradients during a forward pass. The caller's thread may

@@ -109,6 +109,7 @@ typedef struct DsviZero {
     double *local_square; /* (buckets) sums of squares of this rank's gradients before the sum
                            * over ranks; device memory */
     double *host_square;  /* (buckets) host memory */
+    void *host_bucket;    /* host memory for any one bucket of an array, for dsvi_zero_store and _fetch */
 } DsviZero;
 
 /* Computes the division of the parameters in `table`. Keeps pointers to backend, mesh and table. */
@@ -129,7 +130,7 @@ void dsvi_zero_host_state(DsviZero *zero, int64_t buckets);
 /* Takes the device memory of weights, gradients and optimizer state from the arena. The memory that the
  * arena provides must be zero. */
 void dsvi_zero_carve(DsviZero *zero, const DsvConfig *settings, DsviArena *arena);
-/* Takes from `arena` the host memory for sums of squares of the gradients. */
+/* Takes from `arena` the host memory for sums of squares of the gradients and for one bucket. */
 void dsvi_zero_carve_host(DsviZero *zero, DsviArena *arena);
 
 /* Takes from `arena` the host memory for the state of the hosted buckets. Copies are fastest if the memory is
@@ -171,17 +172,26 @@ static inline DsviStateArray dsvi_state_moment(int moment, bool scales)
 {
     return (DsviStateArray)(DSVI_STATE_EXP_AVG + 2 * moment + scales);
 }
-/* Copies `flat` of rank 0 (host memory, in the layout of the table) to `array` of all ranks, each its shard,
- * on the device or in host memory. In `flat`, the moments of bucket b begin at byte
- * moments.moment[i].bytes.begin[b], the scales at scale_bytes.begin[b]. On other ranks `flat` is scratch of
- * dsvi_zero_host_elements() elements. Called by all ranks. */
-DsvStatus dsvi_zero_store(DsviZero *zero, DsviStateArray array, const void *flat);
-/* Copies `array` of all ranks to `flat` of rank 0; the opposite of dsvi_zero_store. */
-DsvStatus dsvi_zero_fetch(DsviZero *zero, DsviStateArray array, void *flat);
+/* What rank 0 does with the buckets of an array, which pass through host memory one at a time. */
+typedef struct DsviBucketIo {
+    /* Called for each bucket in ascending order. dsvi_zero_store: writes the bucket's items to `data`;
+     * dsvi_zero_fetch: reads them there. The items of a moment or of its scales are bytes, of which bucket b
+     * has those of moments.moment[i].bytes or scale_bytes; those of other arrays are F32. */
+    DsvStatus (*bucket)(void *context, int64_t bucket, void *data);
+    void *context;
+} DsviBucketIo;
+
+/* Copies what `source` of rank 0 provides to `array` of all ranks, each its shard, on the device or in host
+ * memory. Called by all ranks, which ignore `source` except rank 0. */
+DsvStatus dsvi_zero_store(DsviZero *zero, DsviStateArray array, const DsviBucketIo *source);
+/* Passes `array` of all ranks to `sink` of rank 0; the opposite of dsvi_zero_store. */
+DsvStatus dsvi_zero_fetch(DsviZero *zero, DsviStateArray array, const DsviBucketIo *sink);
+/* The same from and to a whole array in host memory of rank 0, in which bucket b begins at item begin[b] of
+ * its division among the ranks. */
+DsvStatus dsvi_zero_store_whole(DsviZero *zero, DsviStateArray array, const void *whole);
+DsvStatus dsvi_zero_fetch_whole(DsviZero *zero, DsviStateArray array, void *whole);
 /* Sets all moments to zero. */
 DsvStatus dsvi_zero_clear_moments(DsviZero *zero);
-/* Returns the elements of `flat` that dsvi_zero_store and dsvi_zero_fetch need on this rank. */
-int64_t dsvi_zero_host_elements(const DsviZero *zero);
 /* Computes the compute weights from the master weights. Call after dsvi_zero_store of the master weights. */
 DsvStatus dsvi_zero_refresh(DsviZero *zero);
 

@@ -1,20 +1,7 @@
-/* Copies the state of all ranks from and to flat arrays of rank 0, for checkpoints (zero.h). */
+/* Copies the state of all ranks from and to rank 0, one bucket at a time, for checkpoints (zero.h). */
 #include <string.h>
 
 #include "train/zero_internal.h"
-
-int64_t dsvi_zero_host_elements(const DsviZero *z)
-{
-    bool first = dsvi_comm_rank(z->mesh->all) == 0;
-    return first ? z->shard.begin[z->shard.buckets] : dsvi_shard_largest_bucket(&z->shard);
-}
-
-/* Returns where a bucket is in `flat`: at its place in the flat array on rank 0, at the start elsewhere. */
-static char *flat_bucket(const DsviZero *z, const DsviStateView *view, const void *flat, int64_t bucket)
-{
-    int64_t first = dsvi_comm_rank(z->mesh->all) == 0 ? view->shard->begin[bucket] : 0;
-    return (char *)flat + (size_t)first * view->size;
-}
 
 /* Copies this rank's shard of a bucket to its place between updates. */
 static DsvStatus store_local(const DsviZero *z, const DsviStateView *view, int64_t bucket, const void *local)
@@ -46,15 +33,22 @@ static DsvStatus fetch_local(const DsviZero *z, const DsviStateView *view, int64
     return device->sync(device->stream);
 }
 
-DsvStatus dsvi_zero_store(DsviZero *z, DsviStateArray array, const void *flat)
+static bool is_first_rank(const DsviZero *z)
+{
+    return dsvi_comm_rank(z->mesh->all) == 0;
+}
+
+DsvStatus dsvi_zero_store(DsviZero *z, DsviStateArray array, const DsviBucketIo *source)
 {
     const DsviMesh *mesh = z->mesh;
     const DsviStateView view = dsvi_zero_state_view(z, array);
     const DsviShard *shard = view.shard;
+    char *bucket = z->host_bucket;
     DSVI_TRY(dsvi_zero_state_discard(z));
     for (int64_t b = 0; b < shard->buckets; b++) {
-        char *bucket = flat_bucket(z, &view, flat, b);
         char *local = bucket + (size_t)dsvi_shard_first(shard, b) * view.size;
+        if (is_first_rank(z))
+            DSVI_TRY(source->bucket(source->context, b, bucket));
         if (mesh->replica_rank == 0)
             DSVI_TRY(dsvi_comm_scatter(mesh->shard, 0, bucket, view.size, dsvi_shard_bound(shard, b)));
         DSVI_TRY(
@@ -64,19 +58,61 @@ DsvStatus dsvi_zero_store(DsviZero *z, DsviStateArray array, const void *flat)
     return DSV_OK;
 }
 
-DsvStatus dsvi_zero_fetch(DsviZero *z, DsviStateArray array, void *flat)
+DsvStatus dsvi_zero_fetch(DsviZero *z, DsviStateArray array, const DsviBucketIo *sink)
 {
     const DsviStateView view = dsvi_zero_state_view(z, array);
     const DsviShard *shard = view.shard;
+    char *bucket = z->host_bucket;
     DSVI_TRY(dsvi_zero_state_sync(z));
     if (z->mesh->replica_rank > 0)
         return DSV_OK;
     for (int64_t b = 0; b < shard->buckets; b++) {
-        char *bucket = flat_bucket(z, &view, flat, b);
         DSVI_TRY(fetch_local(z, &view, b, bucket + (size_t)dsvi_shard_first(shard, b) * view.size));
         DSVI_TRY(dsvi_comm_gather(z->mesh->shard, 0, bucket, view.size, dsvi_shard_bound(shard, b)));
+        if (is_first_rank(z))
+            DSVI_TRY(sink->bucket(sink->context, b, bucket));
     }
     return DSV_OK;
+}
+
+typedef struct WholeArray {
+    DsviStateView view;
+    char *data;
+} WholeArray;
+
+static char *place_in_whole(const WholeArray *whole, int64_t bucket, size_t *bytes)
+{
+    const DsviShard *shard = whole->view.shard;
+    *bytes = (size_t)dsvi_shard_bucket_size(shard, bucket) * whole->view.size;
+    return whole->data + (size_t)shard->begin[bucket] * whole->view.size;
+}
+
+static DsvStatus copy_from_whole(void *context, int64_t bucket, void *data)
+{
+    size_t bytes;
+    const char *place = place_in_whole(context, bucket, &bytes);
+    memcpy(data, place, bytes);
+    return DSV_OK;
+}
+
+static DsvStatus copy_to_whole(void *context, int64_t bucket, void *data)
+{
+    size_t bytes;
+    char *place = place_in_whole(context, bucket, &bytes);
+    memcpy(place, data, bytes);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_zero_store_whole(DsviZero *z, DsviStateArray array, const void *whole)
+{
+    WholeArray context = {dsvi_zero_state_view(z, array), (char *)whole};
+    return dsvi_zero_store(z, array, &(DsviBucketIo){copy_from_whole, &context});
+}
+
+DsvStatus dsvi_zero_fetch_whole(DsviZero *z, DsviStateArray array, void *whole)
+{
+    WholeArray context = {dsvi_zero_state_view(z, array), whole};
+    return dsvi_zero_fetch(z, array, &(DsviBucketIo){copy_to_whole, &context});
 }
 
 /* With a scale of zero, every code of a moment in 8 bits stands for zero. */

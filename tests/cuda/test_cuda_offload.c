@@ -80,8 +80,7 @@ static void train(DsvConfig settings, bool crowded, Trained *out)
             .settings = &settings, .backend = &gpu_backend, .codec = &FIXED, .config = &config},
         &t));
     dsvi_sparse_prescribe(t->sparse, density);
-    dsvi_weights_init(&t->table, 7, t->host_flat);
-    assert_ok(dsvi_trainer_start(t));
+    assert_ok(dsvi_trainer_start_new(t, 7));
     for (int step = 0; step < STEPS; step++) {
         DsviStepResult result;
         assert_ok(dsvi_train_step(t, &source, &result));
@@ -96,8 +95,7 @@ static void train(DsvConfig settings, bool crowded, Trained *out)
     out->bytes = (size_t)t->zero.shard.own * sizeof(float);
     out->weights = malloc(out->bytes);
     assert_non_null(out->weights);
-    assert_ok(dsvi_zero_fetch(&t->zero, DSVI_STATE_MASTER, t->host_flat));
-    memcpy(out->weights, t->host_flat, out->bytes);
+    assert_ok(dsvi_zero_fetch_whole(&t->zero, DSVI_STATE_MASTER, out->weights));
     dsvi_trainer_free(&t);
 }
 

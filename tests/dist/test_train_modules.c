@@ -36,13 +36,22 @@ static void make_start(const DsviParamTable *table, float *flat)
         flat[head->offset + i] = (float)(0.02 * sin((double)i));
 }
 
+static DsvStatus start_bucket(void *context, int64_t bucket, void *data)
+{
+    const DsviParamTable *table = context;
+    float *flat = malloc((size_t)table->elements * sizeof *flat);
+    make_start(table, flat);
+    memcpy(data, flat + table->begin[bucket],
+           (size_t)(table->begin[bucket + 1] - table->begin[bucket]) * sizeof *flat);
+    free(flat);
+    return DSV_OK;
+}
+
 static DsvStatus start_with_a_head(DsviTrainer *t, int step)
 {
     if (step > 0)
         return DSV_OK;
-    if (dsvi_comm_rank(t->comm) == 0)
-        make_start(&t->table, t->host_flat);
-    return dsvi_trainer_start(t);
+    return dsvi_trainer_start(t, &(DsviBucketIo){start_bucket, &t->table});
 }
 
 static Rig train(const char *optimizer, int64_t ranks, int64_t stage, const char *modules, int steps)

@@ -60,12 +60,9 @@ static DsvStatus spoilt_step(DsviTrainer *t, DsviStepResult *result)
 static DsvStatus keep_whole(DsviTrainer *t, DsviStateArray array, float **out)
 {
     size_t bytes = (size_t)t->table.elements * sizeof(float);
-    DSVI_TRY(dsvi_zero_fetch(&t->zero, array, t->host_flat));
-    if (dsvi_comm_rank(t->comm) > 0)
-        return DSV_OK;
-    *out = malloc(bytes);
-    memcpy(*out, t->host_flat, bytes);
-    return DSV_OK;
+    if (dsvi_comm_rank(t->comm) == 0)
+        *out = malloc(bytes);
+    return dsvi_zero_fetch_whole(&t->zero, array, *out);
 }
 
 /* Keeps the bytes of a moment, and after them bytes of zero up to those of an F32 array. */
@@ -73,13 +70,8 @@ static DsvStatus keep_moment(DsviTrainer *t, int moment, float **out)
 {
     size_t bytes = (size_t)t->table.elements * sizeof(float);
     if (dsvi_comm_rank(t->comm) == 0)
-        memset(t->host_flat, 0, bytes);
-    DSVI_TRY(dsvi_zero_fetch(&t->zero, dsvi_state_moment(moment, false), t->host_flat));
-    if (dsvi_comm_rank(t->comm) > 0)
-        return DSV_OK;
-    *out = malloc(bytes);
-    memcpy(*out, t->host_flat, bytes);
-    return DSV_OK;
+        *out = calloc(1, bytes);
+    return dsvi_zero_fetch_whole(&t->zero, dsvi_state_moment(moment, false), *out);
 }
 
 /* Copies the weights with which a pass would compute. */
@@ -133,9 +125,7 @@ static DsvStatus take_steps(Rig *rig, DsviTrainer *t, RigRank *rank)
 {
     Source source = {t, rig, 0};
     DsviSampleSource samples = {.context = &source, .next = next_latent, .text = rig->text};
-    if (dsvi_comm_rank(t->comm) == 0)
-        dsvi_weights_init(&t->table, 1, t->host_flat);
-    DSVI_TRY(dsvi_trainer_start(t));
+    DSVI_TRY(dsvi_trainer_start_new(t, 1));
     for (int step = 0; step < rig->steps; step++) {
         if (rig->between)
             DSVI_TRY(rig->between(t, step));

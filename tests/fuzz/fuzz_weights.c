@@ -42,8 +42,13 @@ static DsviParam params[] = {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const names[] = {DSVI_WEIGHTS_INDEX, "a.safetensors"};
-    const DsviParamTable table = {
-        .params = params, .count = sizeof params / sizeof *params, .elements = ELEMENTS, .parameters = 20};
+    int64_t begin[2] = {0, ELEMENTS};
+    const DsviParamTable table = {.params = params,
+                                  .count = sizeof params / sizeof *params,
+                                  .elements = ELEMENTS,
+                                  .parameters = 20,
+                                  .buckets = 1,
+                                  .begin = begin};
     float *flat = malloc(ELEMENTS * sizeof *flat); /* on the heap, so that a write past the end is detected */
     fuzz_expect(flat);
     fuzz_files_put_parts(names, 2, data, size);

@@ -114,8 +114,7 @@ static void a_step_allocates_nothing(void **state)
     assert_ok(dsvi_trainer_create(
         &(DsviTrainerArgs){.settings = &settings, .backend = &backend, .codec = codec, .config = &config},
         &trainer));
-    dsvi_weights_init(&trainer->table, 1, trainer->host_flat);
-    assert_ok(dsvi_trainer_start(trainer));
+    assert_ok(dsvi_trainer_start_new(trainer, 1));
     assert_ok(dsvi_dataset_open(clips, &settings, &dataset));
     assert_ok(dsvi_held_out_fill(trainer->held_out, dataset, &settings, codec, NULL, NULL));
     DsviSampleSource source = {.context = &trainer->elements, .next = next_latent};

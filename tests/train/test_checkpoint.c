@@ -85,8 +85,7 @@ static void open_bench(Bench *b)
         &(DsviTrainerArgs){
             .settings = &b->settings, .backend = &b->backend, .codec = b->codec, .config = &config},
         &b->trainer));
-    dsvi_weights_init(&b->trainer->table, 1, b->trainer->host_flat);
-    assert_ok(dsvi_trainer_start(b->trainer));
+    assert_ok(dsvi_trainer_start_new(b->trainer, 1));
 }
 
 static void close_bench(Bench *b)

@@ -45,8 +45,7 @@ static void open_rig(Rig *r, const char *const *assignment)
         &(DsviTrainerArgs){
             .settings = &r->settings, .backend = &r->backend, .codec = r->codec, .config = &config},
         &r->trainer));
-    dsvi_weights_init(&r->trainer->table, 1, r->trainer->host_flat);
-    assert_ok(dsvi_trainer_start(r->trainer));
+    assert_ok(dsvi_trainer_start_new(r->trainer, 1));
     assert_ok(dsvi_dataset_open(held_out_clips, &r->settings, &r->dataset));
     assert_ok(dsvi_held_out_fill(r->trainer->held_out, r->dataset, &r->settings, r->codec, NULL, NULL));
 }

@@ -37,6 +37,15 @@ static DsvStatus next_latent(void *context, DsviSample *sample)
     return DSV_OK;
 }
 
+static DsvStatus fill_bucket(void *context, int64_t bucket, void *data)
+{
+    const DsviParamTable *table = context;
+    float *weights = data;
+    for (int64_t i = table->begin[bucket]; i < table->begin[bucket + 1]; i++)
+        weights[i - table->begin[bucket]] = (float)(0.02 * sin(1.7 * (double)i));
+    return DSV_OK;
+}
+
 /* Runs the first step; all calls use the same weights, latents and noise. */
 static DsviStepResult first_step(const char *pixel_weight, double first, double second)
 {
@@ -64,9 +73,7 @@ static DsviStepResult first_step(const char *pixel_weight, double first, double 
     assert_ok(dsvi_trainer_create(
         &(DsviTrainerArgs){.settings = &settings, .backend = &backend, .codec = &FIXED, .config = &config},
         &trainer));
-    for (int64_t i = 0; i < trainer->table.elements; i++)
-        trainer->host_flat[i] = (float)(0.02 * sin(1.7 * (double)i));
-    assert_ok(dsvi_trainer_start(trainer));
+    assert_ok(dsvi_trainer_start(trainer, &(DsviBucketIo){fill_bucket, &trainer->table}));
     assert_ok(dsvi_train_step(trainer, &source, &result));
     dsvi_trainer_free(&trainer);
     dsvi_cpu_close(&backend);

@@ -64,8 +64,7 @@ static void open_fixture(Fixture *f, const char *isa, const char *model, const c
         &(DsviTrainerArgs){
             .settings = &f->settings, .backend = &f->backend, .codec = &PUBLISHED, .config = &config},
         &f->trainer));
-    assert_ok(dsvi_weights_read(golden_path(model), &f->trainer->table, f->trainer->host_flat));
-    assert_ok(dsvi_trainer_start(f->trainer));
+    assert_ok(dsvi_trainer_start_from(f->trainer, golden_path(model)));
 }
 
 static void close_fixture(Fixture *f)

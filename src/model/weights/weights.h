@@ -70,6 +70,8 @@ int64_t dsvi_param_bucket(const DsviParamTable *table, int64_t place);
 /* Fills the host array `flat` (elements) F32 with initial values (DsviInit). The values depend only on
  * seed and table. */
 void dsvi_weights_init(const DsviParamTable *table, uint64_t seed, float *flat);
+/* The same for the elements of one bucket, begin[bucket] to begin[bucket + 1]. */
+void dsvi_weights_init_bucket(const DsviParamTable *table, uint64_t seed, int64_t bucket, float *out);
 
 /* The stored values of a model's parameters, in mapped files. */
 typedef struct DsviStoredParam {
@@ -95,6 +97,10 @@ void dsvi_weights_close(DsviStoredWeights *weights);
 void dsvi_weights_convert(const DsviStoredWeights *weights, int64_t param, int64_t first, int64_t count,
                           DsviDtype dtype, void *out);
 
+/* Converts the parameters of a bucket to F32. `out` has the elements begin[bucket] to begin[bucket + 1]. */
+void dsvi_weights_read_bucket(const DsviStoredWeights *weights, const DsviParamTable *table, int64_t bucket,
+                              float *out);
+
 /* Reads weights into the host array `flat`. `path` is a transformer folder (a single file, or shards with an
  * index) or one safetensors file. Accepts both namings, known prefixes, fused to_qkv and to_kv, and F64, F32,
  * BF16, F16 or F8_E4M3. An F8 weight is multiplied by the one number of the tensor scale_weight (or
@@ -118,6 +124,16 @@ DsvStatus dsvi_weights_find_image(const char *path, DsviDitConfig *config);
  * shard_bytes. `dtype` is F32 or BF16; `flat` is a host array of F32. Makes the folder if needed. */
 DsvStatus dsvi_weights_write(const char *folder, const DsviParamTable *table, const float *flat,
                              DsviDtype dtype, uint64_t shard_bytes);
+/* The same bucket by bucket, for weights that are not in memory at once. dsvi_weights_writer_put takes the
+ * buckets in ascending order, each an array with the elements begin[bucket] to begin[bucket + 1].
+ * dsvi_weights_writer_finish completes the files if `status` of all before is DSV_OK, frees the writer in any
+ * case and returns the first failure; *writer, which may be NULL, becomes NULL. Keeps a pointer to the table.
+ */
+typedef struct DsviWeightsWriter DsviWeightsWriter;
+DsvStatus dsvi_weights_writer_open(const char *folder, const DsviParamTable *table, DsviDtype dtype,
+                                   uint64_t shard_bytes, DsviWeightsWriter **out);
+DsvStatus dsvi_weights_writer_put(DsviWeightsWriter *writer, int64_t bucket, const float *data);
+DsvStatus dsvi_weights_writer_finish(DsviWeightsWriter **writer, DsvStatus status);
 
 /* Write a host array of F32 in this layout, such as the optimizer's moment "exp_avg", to one file, and
  * read such a file. Tensors have the name of the array and the parameter:
@@ -125,6 +141,10 @@ DsvStatus dsvi_weights_write(const char *folder, const DsviParamTable *table, co
 DsvStatus dsvi_flat_write(const char *path, const DsviParamTable *table, const char *array,
                           const float *flat);
 DsvStatus dsvi_flat_read(const char *path, const DsviParamTable *table, const char *array, float *flat);
+/* Opens such a file and finds the tensor of each parameter; tensors (table->count). The caller closes *out,
+ * which is NULL after a failure. */
+DsvStatus dsvi_flat_open(const char *path, const DsviParamTable *table, const char *array,
+                         const DsviStoredTensor **tensors, DsviSafetensors **out);
 
 #ifdef __cplusplus
 }

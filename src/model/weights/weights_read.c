@@ -319,14 +319,24 @@ void dsvi_weights_convert(const DsviStoredWeights *weights, int64_t param, int64
     dsvi_parallel_for(count, CONVERT_PIECE, convert_piece, &conversion);
 }
 
+void dsvi_weights_read_bucket(const DsviStoredWeights *weights, const DsviParamTable *table, int64_t bucket,
+                              float *out)
+{
+    int64_t first = table->begin[bucket], past = table->begin[bucket + 1];
+    memset(out, 0, (size_t)(past - first) * sizeof *out); /* padding must be zero */
+    for (int64_t i = 0; i < table->count; i++) {
+        const DsviParam *param = &table->params[i];
+        if (param->offset >= first && param->offset < past)
+            dsvi_weights_convert(weights, i, 0, param->count, DSVI_F32, out + (param->offset - first));
+    }
+}
+
 DsvStatus dsvi_weights_read(const char *path, const DsviParamTable *table, float *flat)
 {
     DsviStoredWeights weights;
     DSVI_TRY(dsvi_weights_open(path, table, &weights));
-    memset(flat, 0, (size_t)table->elements * sizeof *flat); /* padding must be zero */
-    for (int64_t i = 0; i < table->count; i++)
-        dsvi_weights_convert(&weights, i, 0, table->params[i].count, DSVI_F32,
-                             flat + table->params[i].offset);
+    for (int64_t b = 0; b < table->buckets; b++)
+        dsvi_weights_read_bucket(&weights, table, b, flat + table->begin[b]);
     dsvi_weights_close(&weights);
     return DSV_OK;
 }

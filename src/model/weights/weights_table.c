@@ -262,12 +262,21 @@ static void init_values(void *context, int64_t begin, int64_t end, int worker)
     }
 }
 
-void dsvi_weights_init(const DsviParamTable *table, uint64_t seed, float *flat)
+void dsvi_weights_init_bucket(const DsviParamTable *table, uint64_t seed, int64_t bucket, float *out)
 {
-    memset(flat, 0, (size_t)table->elements * sizeof *flat);
+    int64_t first = table->begin[bucket], past = table->begin[bucket + 1];
+    memset(out, 0, (size_t)(past - first) * sizeof *out);
     for (int64_t i = 0; i < table->count; i++) {
         const DsviParam *param = &table->params[i];
-        ParamInit init = {param, {seed, DSVI_RNG_INIT, (uint32_t)i}, flat + param->offset};
+        if (param->offset < first || param->offset >= past)
+            continue;
+        ParamInit init = {param, {seed, DSVI_RNG_INIT, (uint32_t)i}, out + (param->offset - first)};
         dsvi_parallel_for(param->count, INIT_PIECE, init_values, &init);
     }
+}
+
+void dsvi_weights_init(const DsviParamTable *table, uint64_t seed, float *flat)
+{
+    for (int64_t b = 0; b < table->buckets; b++)
+        dsvi_weights_init_bucket(table, seed, b, flat + table->begin[b]);
 }

@@ -51,73 +51,107 @@ static int64_t shard_end(const DsviParamTable *table, int64_t begin, DsviDtype d
     return end;
 }
 
-/* Writes parameters [begin, end), `bytes` in total, to one file. F32 is written directly from `flat`, other
- * dtypes from a converted copy. */
-static DsvStatus write_shard(const char *path, const DsviParamTable *table, int64_t begin, int64_t end,
-                             uint64_t bytes, const float *flat, DsviDtype dtype)
+struct DsviWeightsWriter {
+    char folder[DSVI_PATH_MAX];
+    const DsviParamTable *table;
+    DsviDtype dtype;
+    uint64_t shard_bytes;
+    int64_t shards;                  /* files */
+    int64_t shard, begin, next, end; /* current file, counted from 1, its first parameter, the next parameter
+                                      * to write, and the end of the file's parameters */
+    DsviSafetensorsWriter *file;     /* NULL: the next parameter begins a file */
+    void *copy;                      /* room for any parameter in another dtype than F32 */
+};
+
+static void shard_name(const DsviWeightsWriter *w, int64_t shard, Name name)
 {
-    DsvStatus status;
-    DsviStoredTensor *tensors = calloc((size_t)(end - begin), sizeof *tensors);
-    char *copy = dtype == DSVI_F32 ? NULL : malloc(bytes);
-    char *next = copy;
-    if (!tensors || (dtype != DSVI_F32 && !copy)) {
-        status = weights_write_no_memory(path);
-        goto done;
-    }
-    for (int64_t i = begin; i < end; i++) {
-        const DsviParam *param = &table->params[i];
-        const void *data = flat + param->offset;
-        if (copy) {
-            dsvi_convert(dtype, next, DSVI_F32, data, param->count);
-            data = next;
-            next += stored_bytes(param, dtype);
-        }
-        tensors[i - begin] = weights_write_describe(param, param->name, dtype, data);
-    }
-    DSVI_TRY_GOTO(status, dsvi_safetensors_write(path, tensors, (size_t)(end - begin), NULL, 0), done);
-done:
-    free(tensors);
-    free(copy);
-    return status;
+    if (w->shards > 1)
+        snprintf(name, NAME_BYTES, "diffusion_pytorch_model-%05lld-of-%05lld.safetensors", (long long)shard,
+                 (long long)w->shards);
+    else
+        snprintf(name, NAME_BYTES, "%s", DSVI_WEIGHTS_SINGLE);
 }
 
-/* Writes all shards, and adds their parameters to the index. */
-static DsvStatus write_shards(const char *folder, const DsviParamTable *table, const float *flat,
-                              DsviDtype dtype, uint64_t shard_bytes, int64_t shards, cJSON *weight_map)
+DsvStatus dsvi_weights_writer_open(const char *folder, const DsviParamTable *table, DsviDtype dtype,
+                                   uint64_t shard_bytes, DsviWeightsWriter **out)
+{
+    uint64_t bytes = 0, most = 1;
+    DsviWeightsWriter *w = *out = calloc(1, sizeof *w);
+    if (!w)
+        return weights_write_no_memory(folder);
+    w->table = table;
+    w->dtype = dtype;
+    w->shard_bytes = shard_bytes;
+    snprintf(w->folder, sizeof w->folder, "%s", folder);
+    for (int64_t begin = 0; begin < table->count; w->shards++)
+        begin = shard_end(table, begin, dtype, shard_bytes, &bytes);
+    for (int64_t i = 0; i < table->count; i++)
+        most = stored_bytes(&table->params[i], dtype) > most ? stored_bytes(&table->params[i], dtype) : most;
+    DsvStatus status = dtype == DSVI_F32 || (w->copy = malloc(most)) ? dsvi_folder_make(folder)
+                                                                     : weights_write_no_memory(folder);
+    return status == DSV_OK ? DSV_OK : dsvi_weights_writer_finish(out, status);
+}
+
+/* Begins the file of the next parameter. */
+static DsvStatus begin_shard(DsviWeightsWriter *w)
 {
     char path[DSVI_PATH_MAX];
     Name name;
-    int64_t begin = 0;
-    for (int64_t shard = 1; shard <= shards; shard++) {
-        uint64_t bytes;
-        int64_t end = shard_end(table, begin, dtype, shard_bytes, &bytes);
-        snprintf(name, sizeof name, "diffusion_pytorch_model-%05lld-of-%05lld.safetensors", (long long)shard,
-                 (long long)shards);
-        DSVI_TRY(dsvi_path_join(path, folder, name));
-        DSVI_TRY(write_shard(path, table, begin, end, bytes, flat, dtype));
-        for (; begin < end; begin++)
-            if (!cJSON_AddStringToObject(weight_map, table->params[begin].name, name))
-                return weights_write_no_memory(path);
-    }
+    uint64_t bytes;
+    int64_t begin = w->begin = w->next;
+    w->end = shard_end(w->table, begin, w->dtype, w->shard_bytes, &bytes);
+    shard_name(w, ++w->shard, name);
+    DSVI_TRY(dsvi_path_join(path, w->folder, name));
+    DsviStoredTensor *tensors = calloc((size_t)(w->end - begin), sizeof *tensors);
+    if (!tensors)
+        return weights_write_no_memory(path);
+    for (int64_t i = begin; i < w->end; i++)
+        tensors[i - begin] = weights_write_describe(&w->table->params[i], w->table->params[i].name, w->dtype,
+                                                    NULL);
+    DsvStatus status = dsvi_safetensors_create(path, tensors, (size_t)(w->end - begin), &w->file);
+    free(tensors);
+    return status;
+}
+
+static DsvStatus put_param(DsviWeightsWriter *w, const float *data)
+{
+    const DsviParam *param = &w->table->params[w->next];
+    if (!w->file)
+        DSVI_TRY(begin_shard(w));
+    if (w->copy)
+        dsvi_convert(w->dtype, w->copy, DSVI_F32, data, param->count);
+    DSVI_TRY(dsvi_safetensors_put(w->file, (size_t)(w->next - w->begin), w->copy ? w->copy : data));
+    return ++w->next < w->end ? DSV_OK : dsvi_safetensors_finish(&w->file, DSV_OK);
+}
+
+DsvStatus dsvi_weights_writer_put(DsviWeightsWriter *w, int64_t bucket, const float *data)
+{
+    int64_t first = w->table->begin[bucket], past = w->table->begin[bucket + 1];
+    for (; w->next < w->table->count && w->table->params[w->next].offset < past;)
+        DSVI_TRY(put_param(w, data + (w->table->params[w->next].offset - first)));
     return DSV_OK;
 }
 
-static DsvStatus write_sharded(const char *folder, const DsviParamTable *table, const float *flat,
-                               DsviDtype dtype, uint64_t shard_bytes, int64_t shards)
+/* Writes the index of several files. */
+static DsvStatus write_index(const DsviWeightsWriter *w)
 {
     DsvStatus status;
     char path[DSVI_PATH_MAX], *text = NULL;
+    uint64_t bytes;
     cJSON *index = cJSON_CreateObject();
     cJSON *metadata = cJSON_AddObjectToObject(index, "metadata");
     cJSON *weight_map = cJSON_AddObjectToObject(index, "weight_map");
-    double total = (double)table->parameters * (double)dsvi_dtype_size(dtype);
-    DSVI_TRY_GOTO(status, dsvi_path_join(path, folder, DSVI_WEIGHTS_INDEX), done);
-    if (!weight_map || !cJSON_AddNumberToObject(metadata, "total_size", total)) {
-        status = weights_write_no_memory(path);
-        goto done;
+    double total = (double)w->table->parameters * (double)dsvi_dtype_size(w->dtype);
+    DSVI_TRY_GOTO(status, dsvi_path_join(path, w->folder, DSVI_WEIGHTS_INDEX), done);
+    bool whole = weight_map && cJSON_AddNumberToObject(metadata, "total_size", total);
+    for (int64_t begin = 0, shard = 1; whole && begin < w->table->count; shard++) {
+        Name name;
+        int64_t end = shard_end(w->table, begin, w->dtype, w->shard_bytes, &bytes);
+        shard_name(w, shard, name);
+        for (; whole && begin < end; begin++)
+            whole = cJSON_AddStringToObject(weight_map, w->table->params[begin].name, name) != NULL;
     }
-    DSVI_TRY_GOTO(status, write_shards(folder, table, flat, dtype, shard_bytes, shards, weight_map), done);
-    text = cJSON_Print(index);
+    text = whole ? cJSON_Print(index) : NULL;
     status = text ? dsvi_file_write(path, text, strlen(text)) : weights_write_no_memory(path);
 done:
     cJSON_free(text);
@@ -125,19 +159,29 @@ done:
     return status;
 }
 
+DsvStatus dsvi_weights_writer_finish(DsviWeightsWriter **writer, DsvStatus status)
+{
+    DsviWeightsWriter *w = *writer;
+    if (!w)
+        return status;
+    status = dsvi_safetensors_finish(&w->file, status);
+    if (status == DSV_OK && w->shards > 1)
+        status = write_index(w);
+    free(w->copy);
+    free(w);
+    *writer = NULL;
+    return status;
+}
+
 DsvStatus dsvi_weights_write(const char *folder, const DsviParamTable *table, const float *flat,
                              DsviDtype dtype, uint64_t shard_bytes)
 {
-    char path[DSVI_PATH_MAX];
-    int64_t shards = 0;
-    uint64_t bytes = 0;
-    DSVI_TRY(dsvi_folder_make(folder));
-    for (int64_t begin = 0; begin < table->count; shards++)
-        begin = shard_end(table, begin, dtype, shard_bytes, &bytes);
-    if (shards > 1)
-        return write_sharded(folder, table, flat, dtype, shard_bytes, shards);
-    DSVI_TRY(dsvi_path_join(path, folder, DSVI_WEIGHTS_SINGLE));
-    return write_shard(path, table, 0, table->count, bytes, flat, dtype);
+    DsviWeightsWriter *writer;
+    DSVI_TRY(dsvi_weights_writer_open(folder, table, dtype, shard_bytes, &writer));
+    DsvStatus status = DSV_OK;
+    for (int64_t b = 0; b < table->buckets && status == DSV_OK; b++)
+        status = dsvi_weights_writer_put(writer, b, flat + table->begin[b]);
+    return dsvi_weights_writer_finish(&writer, status);
 }
 
 DsvStatus dsvi_flat_write(const char *path, const DsviParamTable *table, const char *array, const float *flat)
@@ -171,36 +215,48 @@ static const char *find_separator(const DsviSafetensors *file, const DsviParamTa
     return dsvi_safetensors_find(file, name) ? "" : ".";
 }
 
-static DsvStatus weights_write_read_array(const DsviSafetensors *file, const DsviParamTable *table,
-                                          const char *array, float *flat)
+static DsvStatus find_array(const DsviSafetensors *file, const DsviParamTable *table, const char *array,
+                            const DsviStoredTensor **tensors)
 {
     Name name;
     const char *separator = find_separator(file, table, array);
-    memset(flat, 0, (size_t)table->elements * sizeof *flat);
+    size_t found = dsvi_safetensors_count(file), expected = (size_t)table->count;
     for (int64_t i = 0; i < table->count; i++) {
         const DsviParam *param = &table->params[i];
-        const DsviStoredTensor *tensor;
         snprintf(name, sizeof name, "%s%s%s", array, separator, param->name);
-        DSVI_TRY(dsvi_safetensors_require(file, name, param->ndim, param->shape, &tensor));
-        if (tensor->dtype != DSVI_F32)
+        DSVI_TRY(dsvi_safetensors_require(file, name, param->ndim, param->shape, &tensors[i]));
+        if (tensors[i]->dtype != DSVI_F32)
             return DSVI_FAIL(DSV_E_SHAPE, "%s: tensor %s is %s, expected F32", dsvi_safetensors_path(file),
-                             name, dsvi_dtype_name(tensor->dtype));
-        memcpy(flat + param->offset, tensor->data, tensor->bytes);
+                             name, dsvi_dtype_name(tensors[i]->dtype));
     }
-    return DSV_OK;
+    return found == expected ? DSV_OK
+                             : DSVI_FAIL(DSV_E_SHAPE, "%s: %zu tensors, expected %zu",
+                                         dsvi_safetensors_path(file), found, expected);
+}
+
+DsvStatus dsvi_flat_open(const char *path, const DsviParamTable *table, const char *array,
+                         const DsviStoredTensor **tensors, DsviSafetensors **out)
+{
+    DSVI_TRY(dsvi_safetensors_open(path, out));
+    DsvStatus status = find_array(*out, table, array, tensors);
+    if (status != DSV_OK)
+        dsvi_safetensors_close(out);
+    return status;
 }
 
 DsvStatus dsvi_flat_read(const char *path, const DsviParamTable *table, const char *array, float *flat)
 {
     DsvStatus status;
-    DsviSafetensors *file;
-    DSVI_TRY(dsvi_safetensors_open(path, &file));
-    size_t found = dsvi_safetensors_count(file), expected = (size_t)table->count;
-    DSVI_TRY_GOTO(status, weights_write_read_array(file, table, array, flat), done);
-    status = found == expected
-                 ? DSV_OK
-                 : DSVI_FAIL(DSV_E_SHAPE, "%s: %zu tensors, expected %zu", path, found, expected);
+    DsviSafetensors *file = NULL;
+    const DsviStoredTensor **tensors = calloc((size_t)table->count, sizeof *tensors);
+    if (!tensors)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "%s: no memory for a list of its tensors", path);
+    DSVI_TRY_GOTO(status, dsvi_flat_open(path, table, array, tensors, &file), done);
+    memset(flat, 0, (size_t)table->elements * sizeof *flat);
+    for (int64_t i = 0; i < table->count; i++)
+        memcpy(flat + table->params[i].offset, tensors[i]->data, tensors[i]->bytes);
 done:
     dsvi_safetensors_close(&file);
+    free(tensors);
     return status;
 }
