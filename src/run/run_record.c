@@ -22,10 +22,8 @@ struct DsviRunRecord {
     DsviMetrics *file[FILES];
     DsvStatus decided;            /* status of the first decision that could not be written, or DSV_OK */
     DsviTensorboard *tensorboard; /* NULL after a failure to write */
-    int64_t tokens;               /* tokens of a sample */
     double peak_flops;            /* FLOP/s of a large GEMM on this device */
-    double flops_gemm, flops_attention; /* FLOPs of one rank in a step with dense attention, both passes */
-    double smooth_step_s;               /* smoothed seconds of a step, for the estimate of the time left */
+    double smooth_step_s;         /* smoothed seconds of a step, for the estimate of the time left */
     DsviWaitWatch wait;
     bool warm; /* a step was recorded; the wait for samples of the first step is ignored */
 };
@@ -33,22 +31,35 @@ struct DsviRunRecord {
 /* Limits for clips in TensorBoard, which keeps pictures in memory. */
 enum { CLIP_FRAMES_MAX = 32, CLIP_ROWS_MAX = 128 };
 
-static void count_flops(DsviRunRecord *r)
+/* What all ranks process in a step. */
+typedef struct StepWork {
+    double tokens;
+    double flops; /* of both passes through the transformer, without what is recomputed */
+} StepWork;
+
+static StepWork work_of(const DsviTrainer *t, const DsviStepResult *result)
 {
-    const DsviTrainer *t = r->trainer;
-    DsviDitShape shape = {
-        .batch = t->settings->train_batch_size,
-        .frames = t->latent.frames,
-        .height = t->latent.height,
-        .width = t->latent.width,
-        .text_len = t->config.text_len,
-        .image_len = dsvi_dit_image_len(&t->config),
-    };
-    /* The backward pass costs twice as much as the forward pass. Recomputation is not counted. */
-    double passes = 3.0 * (double)t->settings->gradient_accumulation_steps / (double)t->mesh.cp_ranks;
-    r->tokens = dsvi_dit_tokens(&t->config, &shape);
-    r->flops_gemm = passes * dsvi_dit_flops_gemm(&t->config, &shape);
-    r->flops_attention = passes * dsvi_dit_flops_attention(&t->config, &shape);
+    StepWork work = {0, 0};
+    for (int64_t i = 0; i < t->size_count; i++) {
+        const DsviTrainerSize *size = &t->sizes[i];
+        const DsviDitShape shape = {
+            .batch = t->settings->train_batch_size,
+            .frames = size->latent.frames,
+            .height = size->latent.height,
+            .width = size->latent.width,
+            .text_len = t->config.text_len,
+            .image_len = dsvi_dit_image_len(&t->config),
+        };
+        double batches = (double)result->batches[i];
+        DsviSparseReport sparse;
+        dsvi_sparse_report(size->sparse, &sparse);
+        work.tokens += batches * (double)(shape.batch * dsvi_dit_tokens(&t->config, &shape));
+        /* The backward pass costs twice as much as the forward pass. */
+        work.flops += 3 * batches *
+                      (dsvi_dit_flops_gemm(&t->config, &shape) +
+                       sparse.work * dsvi_dit_flops_attention(&t->config, &shape));
+    }
+    return work;
 }
 
 DsvStatus dsvi_run_record_open(const DsviRunFolder *folder, const DsviTrainer *trainer, double peak_flops,
@@ -68,7 +79,6 @@ DsvStatus dsvi_run_record_open(const DsviRunFolder *folder, const DsviTrainer *t
     r->trainer = trainer;
     r->events = events;
     r->peak_flops = peak_flops;
-    count_flops(r);
     for (int i = 0; i < FILES; i++)
         DSVI_TRY_GOTO(status, dsvi_metrics_open(path[i], trainer->step, &r->file[i]), fail);
     *out = r;
@@ -230,7 +240,8 @@ static DsvStatus write_blocks(DsviRunRecord *r, int64_t step)
     return DSV_OK;
 }
 
-static void run_record_progress(DsviRunRecord *r, const DsviMetricsStep *m, double work, double step_s)
+/* flops: of one rank in the step */
+static void run_record_progress(DsviRunRecord *r, const DsviMetricsStep *m, double flops, double step_s)
 {
     const DsviTrainer *t = r->trainer;
     r->smooth_step_s = r->smooth_step_s > 0 ? 0.9 * r->smooth_step_s + 0.1 * step_s : step_s;
@@ -244,7 +255,7 @@ static void run_record_progress(DsviRunRecord *r, const DsviMetricsStep *m, doub
         .lr = m->lr,
         .step_ms = m->step_ms,
         .tokens_per_s = m->tokens_per_s,
-        .peak_share = work / step_s / r->peak_flops,
+        .peak_share = flops / step_s / r->peak_flops,
         .density = m->density,
         .sparse_blocks = m->sparse_blocks,
         .blocks = t->config.num_layers,
@@ -336,18 +347,16 @@ static void warn_of_waiting(DsviRunRecord *r, const DsviStepResult *result, doub
 DsvStatus dsvi_run_record_step(DsviRunRecord *r, const DsviStepResult *result, double step_s)
 {
     const DsviTrainer *t = r->trainer;
-    const DsvConfig *settings = t->settings;
     DsviSparseReport sparse;
+    StepWork work = work_of(t, result);
     dsvi_sparse_report(t->sparse, &sparse);
-    int64_t tokens = r->tokens * settings->train_batch_size * settings->gradient_accumulation_steps *
-                     t->mesh.data_ranks;
     DsviMetricsStep m = {
         .step = result->step,
         .loss = result->loss,
         .grad_norm = result->grad_norm,
         .lr = result->lr,
         .step_ms = 1e3 * step_s,
-        .tokens_per_s = (double)tokens / step_s,
+        .tokens_per_s = work.tokens / step_s,
         .data_wait_ms = 1e3 * result->wait_s,
         .forward_ms = 1e3 * result->forward_s,
         .backward_ms = 1e3 * result->backward_s,
@@ -367,8 +376,8 @@ DsvStatus dsvi_run_record_step(DsviRunRecord *r, const DsviStepResult *result, d
     DSVI_TRY(r->decided);
     DSVI_TRY(dsvi_metrics_step(r->file[STEPS], &m));
     write_scalars(r, &m);
-    if (settings->sparse_enabled && dsvi_sparse_measured(t->sparse))
+    if (t->settings->sparse_enabled && dsvi_sparse_measured(t->sparse))
         DSVI_TRY(write_blocks(r, m.step));
-    run_record_progress(r, &m, r->flops_gemm + r->flops_attention * sparse.work, step_s);
+    run_record_progress(r, &m, work.flops / (double)(t->mesh.data_ranks * t->mesh.cp_ranks), step_s);
     return DSV_OK;
 }

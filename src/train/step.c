@@ -332,6 +332,19 @@ DsvStatus dsvi_train_update(DsviTrainer *t, DsviStepResult *result)
     return lap(t, &last, &result->optimizer_s);
 }
 
+/* Counts the micro-batches of each size of the step that begins now. */
+static void count_batches(const DsviTrainer *t, DsviStepResult *result)
+{
+    int64_t passes = t->settings->gradient_accumulation_steps, size = t->main_size;
+    uint64_t first = t->sample / (uint64_t)t->settings->train_batch_size;
+    for (int64_t rank = 0; rank < t->mesh.data_ranks; rank++)
+        for (int64_t pass = 0; pass < passes; pass++) {
+            if (t->dealer)
+                dsvi_dealer_batch(t->dealer, first, rank, pass, &size);
+            result->batches[size]++;
+        }
+}
+
 DsvStatus dsvi_train_step(DsviTrainer *t, const DsviSampleSource *source, DsviStepResult *result)
 {
     const DsvConfig *settings = t->settings;
@@ -346,6 +359,7 @@ DsvStatus dsvi_train_step(DsviTrainer *t, const DsviSampleSource *source, DsviSt
                     * the state can still be saved */
         DSVI_TRY_GOTO(status, draw_batch(t, source, false, &result->wait_s), settle);
     result->begun = true;
+    count_batches(t, result);
     if (t->plans)
         DSVI_TRY_GOTO(status, dsvi_cp_plans_step(t->plans), settle);
     DSVI_TRY_GOTO(status, dsvi_trainer_sizes_step_begin(t, result->step), settle);

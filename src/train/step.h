@@ -20,6 +20,7 @@ typedef struct DsviStepResult {
     double lr;
     double forward_s, backward_s, optimizer_s; /* seconds */
     double wait_s;                             /* seconds in which the host waited for samples */
+    int64_t batches[DSVI_CLIP_SIZES_MAX];      /* micro-batches of each size, on all ranks */
     bool begun; /* false: no sample was available, so the step did not begin; the trainer is unchanged */
 } DsviStepResult;
 

@@ -27,6 +27,18 @@ static void sized_settings(DsvConfig *settings, const char *folder)
     set(settings, "gradient_accumulation_steps", "2");
 }
 
+/* Returns the tokens of all steps of a run. */
+static double tokens_of_run(const char *folder)
+{
+    double tokens = 0;
+    FILE *metrics = open_metrics(folder);
+    for (cJSON *line; (line = next_line(metrics)) != NULL; cJSON_Delete(line))
+        tokens += round(cJSON_GetObjectItem(line, "tokens_per_s")->valuedouble *
+                        cJSON_GetObjectItem(line, "step_ms")->valuedouble / 1000);
+    fclose(metrics);
+    return tokens;
+}
+
 static void a_resumed_run_has_the_same_bits(void **state)
 {
     (void)state;
@@ -55,6 +67,8 @@ static void a_resumed_run_has_the_same_bits(void **state)
     assert_ok(dsvi_file_read(path, 1 << 20, &list, &bytes));
     assert_non_null(strstr(list, "waves-3.mp4\",5x32x48,1,5,5,"));
     free(list);
+    /* 5 epochs of 2 batches of 80 tokens a clip, one of 72 and one of 16, with 2 clips in a batch */
+    assert_true(tokens_of_run(straight) == 5 * 2 * (2 * 80 + 72 + 16));
     assert_ok(dsvi_folder_remove(straight));
     assert_ok(dsvi_folder_remove(resumed));
 }
