@@ -17,6 +17,7 @@
 #include "data/caption_files.h"
 #include "data/clip_stream.h"
 #include "data/dataset_list.h"
+#include "data/list_weights.h"
 #include "data/trigger_word.h"
 #include "data/latent_cache.h"
 #include "data/latent_file.h"
@@ -33,6 +34,8 @@ typedef struct Scan {
     char **reasons;              /* (count): why an item cannot be used, or NULL */
     char **notes;                /* (count): a line for the user about an item, or NULL */
     int64_t remark_room;
+    double *weights; /* (room) of a list: how often an epoch uses an item, relative to others */
+    bool weighed;    /* a weight is not 1 */
 } Scan;
 
 static DsvStatus dataset_no_memory(void)
@@ -191,18 +194,48 @@ static DsvStatus listed_path(const Scan *scan, const char *path, char out[DSVI_P
     return path[0] == '/' ? dsvi_path_join(out, "/", path + 1) : dsvi_path_join(out, scan->folder, path);
 }
 
+/* Keeps the weight of the newest item. */
+static DsvStatus note_weight(Scan *scan, double weight, bool weighs)
+{
+    double *weights = realloc(scan->weights, (size_t)scan->room * sizeof *weights);
+    if (!weights)
+        return dataset_no_memory();
+    scan->weights = weights;
+    weights[scan->dataset->count - 1] = weight;
+    scan->weighed = scan->weighed || weighs;
+    return DSV_OK;
+}
+
 static DsvStatus add_listed(void *context, const DsviListRow *row)
 {
     Scan *scan = context;
     char joined[DSVI_PATH_MAX];
     DSVI_TRY(listed_path(scan, row->path, joined));
     DSVI_TRY(add_item(scan, joined, &row->captions, row->repeats));
+    DSVI_TRY(note_weight(scan, (double)row->repeats * row->weight, row->weight != 1));
     if (!row->image)
         return DSV_OK;
     DsviDatasetItem *item = &scan->dataset->items[scan->dataset->count - 1];
     DSVI_TRY(listed_path(scan, row->image, joined));
     item->image = strdup(joined);
     return item->image ? DSV_OK : dataset_no_memory();
+}
+
+/* Reads a list, whose weights replace the repeats of its items. */
+static DsvStatus scan_rows(Scan *scan, const char *path)
+{
+    DsviDataset *d = scan->dataset;
+    DSVI_TRY(dsvi_list_read(path, add_listed, scan));
+    if (!scan->weighed)
+        return DSV_OK;
+    int64_t *repeats = calloc((size_t)d->count + 1, sizeof *repeats);
+    if (!repeats)
+        return dataset_no_memory();
+    DsvStatus status = dsvi_list_weights_apply(scan->weights, d->count, repeats);
+    for (int64_t i = 0; i < d->count && status == DSV_OK; i++)
+        d->items[i].repeats = repeats[i];
+    free(repeats);
+    return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "%s", path);
 }
 
 static DsvStatus scan_list(Scan *scan, const char *path)
@@ -213,7 +246,10 @@ static DsvStatus scan_list(Scan *scan, const char *path)
         (int)sizeof folder)
         return DSVI_FAIL(DSV_E_USAGE, "%.64s...: path longer than %d bytes", path, DSVI_PATH_MAX - 1);
     scan->folder = folder;
-    return dsvi_list_read(path, add_listed, scan);
+    DsvStatus status = scan_rows(scan, path);
+    free(scan->weights);
+    scan->weights = NULL;
+    return status;
 }
 
 /* Sets source and size of the newest item: the clip from which a cached window was taken. */

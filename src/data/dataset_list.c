@@ -3,6 +3,7 @@
 #include "data/dataset_list.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@
 enum { NAMES = 3 };
 static const char *const PATH_NAMES[NAMES] = {"path", "video", "file_name"};
 static const char *const TEXT_NAMES[NAMES] = {"text", "caption", "prompt"};
-static const char IMAGE_NAME[] = "image", REPEATS[] = "repeats";
+static const char IMAGE_NAME[] = "image", REPEATS[] = "repeats", WEIGHT[] = "weight";
 
 enum { TEXT_COLUMNS_MAX = 64 };
 
@@ -122,7 +123,7 @@ static DsvStatus pass_row(const List *list, int64_t line, const DsviListRow *row
 
 typedef struct Columns {
     int64_t count, path;            /* number of columns; index of the column of paths, or -1 */
-    int64_t image, repeats;         /* indices of the columns of pictures and of repeats, or -1 */
+    int64_t image, repeats, weight; /* indices of these columns, or -1 */
     int64_t text[TEXT_COLUMNS_MAX]; /* (texts) indices of the columns of captions, ascending */
     int texts;
 } Columns;
@@ -148,7 +149,7 @@ static DsvStatus csv_header(List *list, Columns *columns)
     int path_rank = NAMES, best_text = NAMES;
     char found[256] = "";
     size_t used = 0;
-    *columns = (Columns){.path = -1, .image = -1, .repeats = -1};
+    *columns = (Columns){.path = -1, .image = -1, .repeats = -1, .weight = -1};
     for (bool last = false; !last; columns->count++) {
         char *name;
         DSVI_TRY(csv_field(list, &name, &last));
@@ -162,6 +163,8 @@ static DsvStatus csv_header(List *list, Columns *columns)
             columns->image = columns->count;
         if (columns->repeats < 0 && strcasecmp(name, REPEATS) == 0)
             columns->repeats = columns->count;
+        if (columns->weight < 0 && strcasecmp(name, WEIGHT) == 0)
+            columns->weight = columns->count;
         DSVI_TRY(csv_note_text(list, columns, name, &best_text));
     }
     if (columns->path < 0)
@@ -191,6 +194,26 @@ static DsvStatus csv_repeats(const List *list, int64_t line, const char *field, 
     return DSV_OK;
 }
 
+static DsvStatus set_weight(const List *list, int64_t line, const char *found, double value, double *weight)
+{
+    if (!(value > 0 && isfinite(value)))
+        return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": %s is '%.40s', expected a number above 0", list->path,
+                         line, WEIGHT, found);
+    *weight = value;
+    return DSV_OK;
+}
+
+/* Reads the field of weight; an empty one changes nothing. */
+static DsvStatus csv_weight(const List *list, int64_t line, const char *field, double *weight)
+{
+    char *end;
+    if (!field[strspn(field, " ")])
+        return DSV_OK;
+    double value = strtod(field, &end);
+    bool number = end != field && !end[strspn(end, " ")];
+    return set_weight(list, line, field, number ? value : NAN, weight);
+}
+
 /* Reads the fields of a row. Adds the captions to row->captions. */
 static DsvStatus csv_row_fields(List *list, const Columns *columns, DsviListRow *row, bool *empty)
 {
@@ -205,6 +228,8 @@ static DsvStatus csv_row_fields(List *list, const Columns *columns, DsviListRow 
             row->image = field;
         if (count == columns->repeats)
             DSVI_TRY(csv_repeats(list, line, field, &row->repeats));
+        if (count == columns->weight)
+            DSVI_TRY(csv_weight(list, line, field, &row->weight));
         if (texts < columns->texts && count == columns->text[texts]) {
             texts++;
             if (*field)
@@ -223,7 +248,7 @@ static DsvStatus csv_row_fields(List *list, const Columns *columns, DsviListRow 
 
 static DsvStatus csv_row(List *list, const Columns *columns)
 {
-    DsviListRow row = {.repeats = 1};
+    DsviListRow row = {.repeats = 1, .weight = 1};
     int64_t line = list->line;
     bool empty;
     DsvStatus status = csv_row_fields(list, columns, &row, &empty);
@@ -289,6 +314,18 @@ static DsvStatus json_repeats(const List *list, const cJSON *object, int64_t *re
     return DSV_OK;
 }
 
+/* Reads the value of weight; a missing one and null change nothing. */
+static DsvStatus json_weight(const List *list, const cJSON *object, double *weight)
+{
+    char text[64] = "no number";
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, WEIGHT);
+    if (!value || cJSON_IsNull(value))
+        return DSV_OK;
+    if (cJSON_IsNumber(value))
+        snprintf(text, sizeof text, "%g", value->valuedouble);
+    return set_weight(list, list->line, text, cJSON_IsNumber(value) ? value->valuedouble : NAN, weight);
+}
+
 static DsvStatus json_row(const List *list, const cJSON *object)
 {
     const char *name;
@@ -306,8 +343,9 @@ static DsvStatus json_row(const List *list, const cJSON *object)
                          IMAGE_NAME);
     const char *picture = cJSON_GetStringValue(image);
     DsviListRow row = {
-        .path = path->valuestring, .image = picture && *picture ? picture : NULL, .repeats = 1};
+        .path = path->valuestring, .image = picture && *picture ? picture : NULL, .repeats = 1, .weight = 1};
     DSVI_TRY(json_repeats(list, object, &row.repeats));
+    DSVI_TRY(json_weight(list, object, &row.weight));
     DsvStatus status = json_captions(list, object, &row.captions);
     if (status == DSV_OK)
         status = pass_row(list, list->line, &row);

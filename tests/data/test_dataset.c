@@ -234,6 +234,8 @@ static DsvStatus note_row(void *context, const DsviListRow *row)
     sprintf(rows + strlen(rows), "%s%s%s", row->path, row->image ? "<" : "", row->image ? row->image : "");
     if (row->repeats != 1)
         sprintf(rows + strlen(rows), "*%d", (int)row->repeats);
+    if (row->weight != 1)
+        sprintf(rows + strlen(rows), "@%g", row->weight);
     for (int64_t i = 0; i < captions->count; i++)
         sprintf(rows + strlen(rows), "|%s", captions->at[i].text);
     strcat(rows, captions->count ? "\n" : "|-\n");
@@ -305,6 +307,12 @@ static void csv_errors_name_the_line(void **state)
     check_list_fails("l.csv", "path,repeats\na,0\n", ".csv:2: repeats is '0'");
     check_list_fails("l.csv", "path,repeats\na,99999999999999999999\n", ".csv:2: repeats is '9999");
     check_list_fails("l.csv", "path,repeats\na,often\n", ".csv:2: repeats is 'often'");
+    check_list("l.csv", "path,weight,repeats\na,0.5,2\nb,,\n", "a*2@0.5|-\nb|-\n");
+    check_list_fails("l.csv", "path,weight\na,-1\n", ".csv:2: weight is '-1', expected a number above 0");
+    check_list_fails("l.csv", "path,weight\na,0\n", ".csv:2: weight is '0'");
+    check_list_fails("l.csv", "path,weight\na,nan\n", ".csv:2: weight is 'nan'");
+    check_list_fails("l.csv", "path,weight\na,1e999\n", ".csv:2: weight is '1e999'");
+    check_list_fails("l.csv", "path,weight\na,much\n", ".csv:2: weight is 'much'");
     check_list_fails("l.csv", many, ".csv:1: more than 64 columns of captions");
     write_bytes(scratch_path("l.csv"), "path\na\0b\n", 9);
     char rows[64] = "";
@@ -328,6 +336,10 @@ static void jsonl_is_read_line_by_line(void **state)
     check_list_fails("l.jsonl", "\n{\"path\":7}\n", ".jsonl:2: path is not a string");
     check_list_fails("l.jsonl", "{\"path\":\"a\",\"text\":[\"x\",7]}\n",
                      ".jsonl:1: text is neither a string nor an array of strings");
+    check_list("l.jsonl", "{\"path\":\"a\",\"weight\":0.25}\n{\"path\":\"b\",\"weight\":null}",
+               "a@0.25|-\nb|-\n");
+    check_list_fails("l.jsonl", "{\"path\":\"a\",\"weight\":-2}\n", ".jsonl:1: weight is '-2'");
+    check_list_fails("l.jsonl", "{\"path\":\"a\",\"weight\":\"2\"}\n", ".jsonl:1: weight is 'no number'");
     check_list_fails("l.jsonl", "{\"text\":\"a\"}\n", ".jsonl:1: no path, video or file_name");
 }
 

@@ -1,5 +1,6 @@
 /* Data sets of several sizes: which size each input gets, and the order of the samples. */
 #include "data/dataset_sizes.h"
+#include "data/list_weights.h"
 
 #include "base/scratch.h"
 #include "clip_maker.h"
@@ -128,6 +129,34 @@ static void a_size_without_clips_is_refused(void **state)
     assert_fails(DSV_E_NOT_FOUND, "data.buckets=81x320x320 leaves no clip of 7, the first: ",
                  dsvi_dataset_assign(d, &config, &STEPS, true));
     dsvi_dataset_close(&d);
+}
+
+/* An epoch uses items in proportion to their weights: 0.7 / 0.3 is 2 1/3, so three epochs of the item with
+ * the smallest weight have seven of the others. Of odd weights the smallest is rounded to few repeats. */
+static void epochs_use_items_in_proportion_to_weights(void **state)
+{
+    static const int64_t USED[] = {7, 3, 14};
+    static const double ODD[] = {1, 3.14159, 0.777, 250.5, 17.3};
+    int64_t repeats[5], used[3] = {0};
+    DsvConfig config = config_of("", "auto");
+    DsviDataset *d;
+    (void)state;
+    config.num_frames = 1;
+    write_text(scratch_path("list.csv"), "path,weight,repeats\nclips/long.mp4,0.7,\nclips/short.mp4,0.3,\n"
+                                         "clips/wide.mp4,0.7,2\n");
+    assert_ok(dsvi_dataset_open(scratch_path("list.csv"), &config, &d));
+    assert_ok(dsvi_dataset_assign(d, &config, &STEPS, true));
+    assert_int_equal(dsvi_dataset_epoch_batches(d, &config), 24);
+    for (uint64_t i = 24; i < 48; i++)
+        used[dsvi_dataset_sample(d, &config, i).item]++;
+    assert_memory_equal(used, USED, sizeof used);
+    dsvi_dataset_close(&d);
+    assert_ok(dsvi_list_weights_apply(ODD, 5, repeats));
+    for (int i = 0; i < 5; i++)
+        assert_true(fabs((double)repeats[i] / (double)repeats[3] / (ODD[i] / ODD[3]) - 1) <= 0.15);
+    write_text(scratch_path("list.csv"), "path,weight\nclips/long.mp4,1e-3\nclips/short.mp4,5\n");
+    assert_fails(DSV_E_USAGE, "list.csv: weights from 0.001 to 5, expected at most 1000 times",
+                 dsvi_dataset_open(scratch_path("list.csv"), &config, &d));
 }
 
 /* An epoch uses each item as often as it repeats, with several sizes and with one. The same seed gives the
@@ -334,6 +363,7 @@ int main(void)
         cmocka_unit_test(every_input_has_a_size_or_a_reason),
         cmocka_unit_test(a_size_without_clips_is_refused),
         cmocka_unit_test(epochs_use_items_as_often_as_they_repeat),
+        cmocka_unit_test(epochs_use_items_in_proportion_to_weights),
         cmocka_unit_test(pictures_need_buckets),
         cmocka_unit_test(a_picture_is_a_clip_of_one_frame),
         cmocka_unit_test(windows_are_taken_as_the_policy_says),

@@ -2,6 +2,8 @@
 #ifndef DSVI_LIST_ROWS_H
 #define DSVI_LIST_ROWS_H
 
+#include <math.h>
+
 #include "data/dataset_list.h"
 #include "fuzz/fuzz.h"
 
@@ -13,6 +15,7 @@ static inline DsvStatus take_row(void *context, const DsviListRow *row)
     fuzz_expect(row->path && row->path[0]);
     fuzz_expect(!row->image || row->image[0]);
     fuzz_expect(row->repeats >= 1 && row->repeats <= DSVI_REPEATS_MAX);
+    fuzz_expect(row->weight > 0 && isfinite(row->weight));
     *bytes += strlen(row->path) + (row->image ? strlen(row->image) : 0);
     for (int64_t i = 0; i < captions->count; i++) {
         fuzz_expect(captions->at[i].text[0]);
