@@ -18,6 +18,7 @@
 #include "data/clip_cache.h"
 #include "data/dataset_sizes.h"
 #include "data/latent_cache.h"
+#include "data/latent_tier.h"
 
 /* An item that could not be read for a sample. */
 typedef struct Broken {
@@ -59,6 +60,7 @@ struct DsviPrefetch {
     void (*warn)(void *context, const char *line);
     void *warn_context;
     DsviClipCache *cache; /* NULL for cached latents */
+    DsviLatentTier *tier; /* cached latents in memory; NULL: none are kept */
 
     pthread_mutex_t lock; /* protects the fields below, except the contents of claimed slots */
     pthread_cond_t room;  /* signalled when a slot became free or `stop` was set */
@@ -93,18 +95,29 @@ static DsvStatus note_broken(Slot *slot, int64_t item)
     return DSV_OK;
 }
 
-static DsvStatus prefetch_read_item(const Worker *worker, const DsviSampleRef *ref, Slot *slot)
+/* Reads the latent of a sample. place: what the tier decided for the sample; NULL: the sample is a
+ * replacement, of which the tier does not know. */
+static DsvStatus read_latent(const DsviPrefetch *p, const DsviSampleRef *ref, const DsviLatentPlace *place,
+                             Slot *slot)
+{
+    const char *file = p->dataset->items[ref->item].path;
+    return place ? dsvi_latent_tier_read(p->tier, *place, file, slot->elements, slot->latent)
+                 : dsvi_latent_read(file, slot->elements, slot->latent);
+}
+
+static DsvStatus prefetch_read_item(const Worker *worker, const DsviSampleRef *ref,
+                                    const DsviLatentPlace *place, Slot *slot)
 {
     const DsviPrefetch *p = worker->prefetch;
     slot->text_rows = 0;
     slot->elements = p->size_elements ? p->size_elements[p->dataset->items[ref->item].size]
                                       : p->latent_elements;
+    if (p->dataset->latents) /* first, because the tier waits for each of its decisions */
+        DSVI_TRY(read_latent(p, ref, place, slot));
     if (slot->text)
         DSVI_TRY(dsvi_dataset_text_states(p->dataset, ref->item, ref->caption, p->text_rows, slot->text,
                                           &slot->text_rows));
-    if (p->dataset->latents)
-        return dsvi_latent_read(p->dataset->items[ref->item].path, slot->elements, slot->latent);
-    return dsvi_clip_cache_read(p->cache, ref, worker->pixels);
+    return p->dataset->latents ? DSV_OK : dsvi_clip_cache_read(p->cache, ref, worker->pixels);
 }
 
 static uint64_t prefetch_sample_number(const DsviPrefetch *p, uint64_t index)
@@ -115,14 +128,16 @@ static uint64_t prefetch_sample_number(const DsviPrefetch *p, uint64_t index)
     return series->first + index / series->run * series->stride + index % series->run;
 }
 
-/* Prepares sample `number`, or its replacement if the sample cannot be read, in its slot. */
-static DsvStatus prefetch_prepare(const Worker *worker, uint64_t number, Slot *slot)
+/* Prepares sample `number`, or its replacement if the sample cannot be read, in its slot. place: as in
+ * read_latent. */
+static DsvStatus prefetch_prepare(const Worker *worker, uint64_t number, const DsviLatentPlace *place,
+                                  Slot *slot)
 {
     const DsviPrefetch *p = worker->prefetch;
     int64_t tries = dsvi_dataset_tries(p->dataset);
     for (slot->passed_over = 0; slot->passed_over < tries; slot->passed_over++) {
         DsviSampleRef ref = dsvi_dataset_sample_again(p->dataset, p->config, number, slot->passed_over);
-        DsvStatus status = prefetch_read_item(worker, &ref, slot);
+        DsvStatus status = prefetch_read_item(worker, &ref, slot->passed_over == 0 ? place : NULL, slot);
         if (status == DSV_OK) {
             slot->caption = ref.caption < 0 ? NULL
                                             : p->dataset->items[ref.item].captions.at[ref.caption].text;
@@ -150,8 +165,12 @@ static void *prefetch_work(void *context)
         }
         uint64_t index = p->claimed++;
         Slot *slot = &p->slots[index % (uint64_t)p->slot_count];
+        DsviLatentPlace place;
+        if (p->tier)
+            place = dsvi_latent_tier_plan(p->tier);
         pthread_mutex_unlock(&p->lock);
-        DsvStatus status = prefetch_prepare(worker, prefetch_sample_number(p, index), slot);
+        DsvStatus status = prefetch_prepare(worker, prefetch_sample_number(p, index), p->tier ? &place : NULL,
+                                            slot);
         if (status != DSV_OK)
             slot->message = strdup(dsv_error_message());
         pthread_mutex_lock(&p->lock);
@@ -265,6 +284,37 @@ int64_t dsvi_prefetch_workers(const DsviDataset *dataset, const DsvConfig *confi
     return workers > 1 ? workers : 1;
 }
 
+static int64_t item_of_sample(void *context, uint64_t index)
+{
+    const DsviPrefetch *p = context;
+    return dsvi_dataset_sample(p->dataset, p->config, prefetch_sample_number(p, index)).item;
+}
+
+static int64_t elements_of_item(void *context, int64_t item)
+{
+    const DsviPrefetch *p = context;
+    return p->size_elements ? p->size_elements[p->dataset->items[item].size] : p->latent_elements;
+}
+
+/* Creates what keeps cached latents in memory, up to data.cache_mb. */
+static DsvStatus make_tier(DsviPrefetch *p)
+{
+    enum { AHEAD_MAX = 1 << 18 };
+    size_t most = (size_t)p->config->data_cache_mb << 20, all = 0;
+    const DsviLatentTierArgs args = {.bytes_max = most,
+                                     .items = p->dataset->count,
+                                     .ahead = prefetch_min(2 * p->dataset->count, AHEAD_MAX),
+                                     .item_of = item_of_sample,
+                                     .elements_of = elements_of_item,
+                                     .context = p};
+    if (most == 0)
+        return DSV_OK;
+    for (int64_t i = 0; i < p->dataset->count; i++)
+        all += (size_t)elements_of_item(p, i) * sizeof(float);
+    p->bytes += all < most ? all : most;
+    return dsvi_latent_tier_create(&args, &p->tier);
+}
+
 static DsvStatus prefetch_allocate(DsviPrefetch *p)
 {
     const DsvConfig *config = p->config;
@@ -291,6 +341,8 @@ static DsvStatus prefetch_allocate(DsviPrefetch *p)
         p->workers[i].pixels = pixels ? p->pixels + i * frames : NULL;
     }
     p->bytes = (slots * (latent + text) + pixels) * sizeof(float);
+    if (p->dataset->latents)
+        DSVI_TRY(make_tier(p));
     if (!p->dataset->latents) {
         DSVI_TRY(dsvi_clip_cache_create(p->dataset, config, &p->cache));
         p->bytes += dsvi_clip_cache_bytes(p->cache) + workers * decoder_bytes(p->dataset);
@@ -365,6 +417,7 @@ void dsvi_prefetch_stop(DsviPrefetch **prefetch)
     for (int64_t i = 0; p->slots && i < p->slot_count; i++)
         free_slot(&p->slots[i]);
     dsvi_clip_cache_free(&p->cache);
+    dsvi_latent_tier_free(&p->tier);
     pthread_cond_destroy(&p->ready);
     pthread_cond_destroy(&p->room);
     pthread_mutex_destroy(&p->lock);

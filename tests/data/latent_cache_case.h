@@ -51,7 +51,7 @@ static inline DsvStatus put(DsviLatentCache *cache, const char *path, const char
 }
 
 /* Returns the first caption of an item, or NULL. */
-static const char *text_of(const DsviLatentCache *cache, int64_t item)
+static inline const char *text_of(const DsviLatentCache *cache, int64_t item)
 {
     const DsviCaptions *captions = dsvi_latent_cache_captions(cache, item);
     return captions->count ? captions->at[0].text : NULL;

@@ -1,0 +1,204 @@
+/* Implements latent_tier.h. `coming` is a ring of the samples from the next one to `ahead` further ones, each
+ * with its latent and the sample that uses this latent next. A decision adds one sample at the end of the
+ * ring. */
+#include "data/latent_tier.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/latent_cache.h"
+
+/* No sample of the ring uses the latent. */
+#define NEVER UINT64_MAX
+
+typedef struct Coming {
+    int64_t item;
+    uint64_t next; /* number of the sample that uses the latent next, or NEVER */
+} Coming;
+
+typedef struct Kept {
+    float *data; /* (elements), NULL: not kept */
+    size_t bytes;
+    uint64_t next; /* sample that uses the latent next */
+    uint64_t last; /* newest sample of the ring that uses the latent, or NEVER */
+    int64_t users; /* threads that read or write `data`: it must stay */
+    enum { LOADING, READY, FAILED } state;
+} Kept;
+
+struct DsviLatentTier {
+    DsviLatentTierArgs args;
+    pthread_mutex_t lock; /* protects the fields below, except the data of latents with users */
+    pthread_cond_t loaded;
+    uint64_t sample; /* number of the next sample */
+    uint64_t filled; /* samples that were added to the ring */
+    Coming *coming;  /* (ahead + 1) */
+    Kept *items;     /* (items) */
+    int64_t *kept;   /* (kept_count) latents that are in memory, without order; room for all */
+    int64_t kept_count, hits;
+    size_t bytes;
+};
+
+static Coming *at(const DsviLatentTier *tier, uint64_t sample)
+{
+    return &tier->coming[sample % (uint64_t)(tier->args.ahead + 1)];
+}
+
+/* Adds one sample to the ring. */
+static void look_ahead(DsviLatentTier *tier)
+{
+    uint64_t sample = tier->filled++;
+    Coming *coming = at(tier, sample);
+    *coming = (Coming){tier->args.item_of(tier->args.context, sample), NEVER};
+    Kept *item = &tier->items[coming->item];
+    if (item->last != NEVER && item->last >= tier->sample)
+        at(tier, item->last)->next = sample;
+    if (item->data && item->next == NEVER)
+        item->next = sample;
+    item->last = sample;
+}
+
+/* Returns the place in `kept` of the latent that nobody uses and whose next use is farthest, if farther than
+ * `next`; -1: there is none. */
+static int64_t farthest(const DsviLatentTier *tier, uint64_t next)
+{
+    int64_t found = -1;
+    for (int64_t i = 0; i < tier->kept_count; i++) {
+        const Kept *item = &tier->items[tier->kept[i]];
+        if (item->users == 0 && item->next > next) {
+            found = i;
+            next = item->next;
+        }
+    }
+    return found;
+}
+
+/* Makes room for a latent that is used again by sample `next`. Returns false if what it would replace is used
+ * earlier. */
+static bool make_room(DsviLatentTier *tier, size_t bytes, uint64_t next)
+{
+    while (tier->bytes + bytes > tier->args.bytes_max) {
+        int64_t place = farthest(tier, next);
+        if (place < 0)
+            return false;
+        Kept *item = &tier->items[tier->kept[place]];
+        free(item->data);
+        item->data = NULL;
+        tier->bytes -= item->bytes;
+        tier->kept[place] = tier->kept[--tier->kept_count];
+    }
+    return true;
+}
+
+/* Keeps memory for the latent that is used now and by sample `next`, if it is worth its place. */
+static bool keep(DsviLatentTier *tier, int64_t number, uint64_t next)
+{
+    Kept *item = &tier->items[number];
+    size_t bytes = (size_t)tier->args.elements_of(tier->args.context, number) * sizeof *item->data;
+    if (next == NEVER || bytes > tier->args.bytes_max || !make_room(tier, bytes, next))
+        return false;
+    item->data = malloc(bytes);
+    if (!item->data)
+        return false;
+    item->bytes = bytes;
+    item->state = LOADING;
+    tier->bytes += bytes;
+    tier->kept[tier->kept_count++] = number;
+    return true;
+}
+
+DsviLatentPlace dsvi_latent_tier_plan(DsviLatentTier *tier)
+{
+    pthread_mutex_lock(&tier->lock);
+    while (tier->filled <= tier->sample + (uint64_t)tier->args.ahead)
+        look_ahead(tier);
+    const Coming now = *at(tier, tier->sample++);
+    DsviLatentPlace place = {now.item, DSVI_LATENT_HIT};
+    Kept *item = &tier->items[now.item];
+    if (!item->data)
+        place.way = keep(tier, now.item, now.next) ? DSVI_LATENT_LOAD : DSVI_LATENT_DIRECT;
+    tier->hits += place.way == DSVI_LATENT_HIT;
+    if (place.way != DSVI_LATENT_DIRECT) {
+        item->users++;
+        item->next = now.next;
+    }
+    pthread_mutex_unlock(&tier->lock);
+    return place;
+}
+
+/* Ends the use of a latent; `state` is its new state. */
+static void release(DsviLatentTier *tier, Kept *item, int state)
+{
+    pthread_mutex_lock(&tier->lock);
+    item->state = state;
+    item->users--;
+    pthread_cond_broadcast(&tier->loaded);
+    pthread_mutex_unlock(&tier->lock);
+}
+
+DsvStatus dsvi_latent_tier_read(DsviLatentTier *tier, DsviLatentPlace place, const char *file,
+                                int64_t elements, float *latent)
+{
+    Kept *item = &tier->items[place.item];
+    if (place.way == DSVI_LATENT_DIRECT)
+        return dsvi_latent_read(file, elements, latent);
+    if (place.way == DSVI_LATENT_LOAD) {
+        DsvStatus status = dsvi_latent_read(file, elements, latent);
+        if (status == DSV_OK)
+            memcpy(item->data, latent, item->bytes);
+        release(tier, item, status == DSV_OK ? READY : FAILED);
+        return status;
+    }
+    pthread_mutex_lock(&tier->lock);
+    while (item->state == LOADING)
+        pthread_cond_wait(&tier->loaded, &tier->lock);
+    bool ready = item->state == READY;
+    pthread_mutex_unlock(&tier->lock);
+    if (ready)
+        memcpy(latent, item->data, item->bytes);
+    release(tier, item, ready ? READY : FAILED);
+    return ready ? DSV_OK : dsvi_latent_read(file, elements, latent);
+}
+
+int64_t dsvi_latent_tier_hits(const DsviLatentTier *tier)
+{
+    return tier->hits;
+}
+
+DsvStatus dsvi_latent_tier_create(const DsviLatentTierArgs *args, DsviLatentTier **out)
+{
+    DsviLatentTier *tier = calloc(1, sizeof *tier);
+    *out = tier;
+    if (tier) {
+        tier->args = *args;
+        pthread_mutex_init(&tier->lock, NULL);
+        pthread_cond_init(&tier->loaded, NULL);
+        tier->coming = calloc((size_t)args->ahead + 1, sizeof *tier->coming);
+        tier->items = calloc((size_t)args->items, sizeof *tier->items);
+        tier->kept = calloc((size_t)args->items, sizeof *tier->kept);
+    }
+    if (!tier || !tier->coming || !tier->items || !tier->kept) {
+        dsvi_latent_tier_free(out);
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for a list of %lld latents", (long long)args->items);
+    }
+    for (int64_t i = 0; i < args->items; i++)
+        tier->items[i].last = NEVER;
+    return DSV_OK;
+}
+
+void dsvi_latent_tier_free(DsviLatentTier **out)
+{
+    DsviLatentTier *tier = *out;
+    if (!tier)
+        return;
+    for (int64_t i = 0; tier->items && i < tier->args.items; i++)
+        free(tier->items[i].data);
+    pthread_cond_destroy(&tier->loaded);
+    pthread_mutex_destroy(&tier->lock);
+    free(tier->coming);
+    free(tier->items);
+    free(tier->kept);
+    free(tier);
+    *out = NULL;
+}
