@@ -251,7 +251,7 @@ static void test_memory_missing(void **state)
                                           "train_batch_size=1",
                                           "mixed_precision=bf16",
                                           "sparse.enabled=false"};
-    static const double DEVICE = 139, HOST = 128, GIB = 1073741824.0;
+    static const double DEVICE = 139, HOST = 96, GIB = 1073741824.0;
     static const char TABLE[] =
         "{\"tflops\": 600, \"memory_gbs\": 4000, \"link_gbs\": 50, \"host_gib\": %.17g}";
     const char *at;
