@@ -157,7 +157,8 @@ class _Processor:
     _parallel_config = None
 
     def __init__(self, owner, block):
-        self.owner, self.block = owner, block
+        # a tensor, so that torch.compile compiles one block and not each: it gives up after eight
+        self.owner, self.block = owner, torch.tensor(block)
 
     def __call__(
         self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, rotary_emb=None

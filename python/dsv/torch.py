@@ -122,17 +122,17 @@ def _attention(
     k: torch.Tensor,
     v: torch.Tensor,
     hidden: torch.Tensor | None,
+    block: torch.Tensor,
     layer: int,
-    block: int,
     grid: list[int],
     scale: float,
     train: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _layers[layer]._forward(q, k, v, hidden, block, grid, scale, train)
+    return _layers[layer]._forward(q, k, v, hidden, int(block), grid, scale, train)
 
 
 @_attention.register_fake
-def _(q, k, v, hidden, layer, block, grid, scale, train):
+def _(q, k, v, hidden, block, layer, grid, scale, train):
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     return out, _lse_like(q, q.shape[1]), torch.empty((), dtype=torch.int64, device="cpu")
 
@@ -146,29 +146,29 @@ def _attention_backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     number: torch.Tensor,
+    block: torch.Tensor,
     layer: int,
-    block: int,
     grid: list[int],
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _layers[layer]._backward(dout, q, k, v, out, lse, number, block, grid, scale)
+    return _layers[layer]._backward(dout, q, k, v, out, lse, number, int(block), grid, scale)
 
 
 @_attention_backward.register_fake
-def _(dout, q, k, v, out, lse, number, layer, block, grid, scale):
+def _(dout, q, k, v, out, lse, number, block, layer, grid, scale):
     return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
 
 
 def _keep(ctx, inputs, output):
-    q, k, v, _, ctx.layer, ctx.block, ctx.grid, ctx.scale, _ = inputs
+    q, k, v, _, block, ctx.layer, ctx.grid, ctx.scale, _ = inputs
     ctx.mark_non_differentiable(output[1], output[2])
-    ctx.save_for_backward(q, k, v, *output)
+    ctx.save_for_backward(q, k, v, *output, block)
 
 
 def _differentiate(ctx, dout, _lse, _number):
-    q, k, v, out, lse, number = ctx.saved_tensors
+    q, k, v, out, lse, number, block = ctx.saved_tensors
     gradients = _attention_backward(
-        dout, q, k, v, out, lse, number, ctx.layer, ctx.block, ctx.grid, ctx.scale
+        dout, q, k, v, out, lse, number, block, ctx.layer, ctx.grid, ctx.scale
     )
     return (*gradients, None, None, None, None, None, None)
 
@@ -389,6 +389,8 @@ class SparseAttention(torch.nn.Module):
 
         q, k, v (B, S, N, D): float32 or bfloat16, S = frames * rows * columns of `grid`.
         ordered: False: the tokens are in raster order. They are then permuted here, which costs four copies.
+        block: number of the block, from 0: an int, or an int64 tensor without dimensions on the CPU. A model
+            compiles anew for each int, and once for all tensors.
         hidden (B, S, N * D): the input of the projections to q and k, for selector="predictor" only.
         Returns (B, S, N, D).
         """
@@ -405,8 +407,8 @@ class SparseAttention(torch.nn.Module):
             k,
             v,
             None if hidden is None else hidden.detach(),
+            block if isinstance(block, torch.Tensor) else torch.tensor(block),
             self._number,
-            block,
             grid,
             scale,
             self.training,
@@ -432,10 +434,19 @@ class SparseAttention(torch.nn.Module):
             raise ValueError(
                 f"sparse attention: q has {q.shape[1]} tokens, which do not make a grid of {list(grid)}"
             )
-        if not 0 <= block < self.blocks:
-            raise ValueError(f"sparse attention: the block is {block}, expected 0 to {self.blocks - 1}")
+        if not isinstance(block, torch.Tensor):
+            self._check_block(block)
+        elif block.dim() or block.dtype != torch.int64 or block.is_cuda:
+            raise ValueError(
+                f"sparse attention: block is {block.dtype} {tuple(block.shape)} on {block.device}, "
+                "expected an int, or int64 () on the CPU"
+            )
         if hidden is not None:
             _check_like("hidden", hidden, (q.shape[0], q.shape[1], q.shape[2] * q.shape[3]), q)
+
+    def _check_block(self, block):
+        if not 0 <= block < self.blocks:
+            raise ValueError(f"sparse attention: the block is {block}, expected 0 to {self.blocks - 1}")
 
     def _key(self, q, grid):
         batch, _, heads, dim = q.shape
@@ -528,6 +539,7 @@ class SparseAttention(torch.nn.Module):
         )
 
     def _forward(self, q, k, v, hidden, block, grid, scale, train):
+        self._check_block(block)
         recompute = _recomputes()
         with _guard(q.device):
             made = (

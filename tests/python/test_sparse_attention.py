@@ -176,7 +176,7 @@ class Lists(unittest.TestCase):
         layer = dsv.torch.SparseAttention(1, enabled=False, threads=2)
         torch.library.opcheck(
             torch.ops.dsv.attention.default,
-            (q, k, v, None, layer._number, 0, [1, 4, 8], 0.2, True),
+            (q, k, v, None, torch.tensor(0), layer._number, [1, 4, 8], 0.2, True),
             # the number of the pass differs from call to call; torch.compile is tested below
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )

@@ -136,6 +136,14 @@ class Wan(unittest.TestCase):
             block.compile(backend="aot_eager")
         self.compare(run(other), wanted, 1e-5)
 
+    def test_blocks_share_compiled_code(self):
+        model = model_of(num_layers=3)
+        dsv.diffusers.use_sparse_attention(model, **QUICK)
+        torch._dynamo.reset()
+        model.compile_repeated_blocks(backend="aot_eager")
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            run(model)
+
     def test_training_lowers_the_loss_over_lists(self):
         model = model_of()
         sparse = dsv.diffusers.use_sparse_attention(model, **QUICK, target_density=0.3)
