@@ -9,7 +9,8 @@ static void check_half(const DsviVaeConfig *config, bool decode)
     fuzz_expect(half.count > 1 && half.split > 0 && half.split < half.count);
     for (int64_t i = 0; i < half.count; i++) {
         const DsviVaeStage *stage = &half.stages[i];
-        fuzz_expect(stage->in > 0 && stage->out > 0 && stage->conv[0].out > 0);
+        fuzz_expect(stage->in > 0 && stage->out > 0);
+        fuzz_expect(stage->kind == DSVI_VAE_SAVE ? stage->shortcut > 0 : stage->conv[0].out > 0);
         fuzz_expect(i == 0 || half.stages[i - 1].out == stage->in);
     }
     for (int64_t i = 0; i < half.param_count; i++)

@@ -465,6 +465,8 @@ def vae_config_seeds():
     yield "good_small", json.dumps(VAE)
     yield "good_published", "{}"
     yield "good_one_level", json.dumps(VAE | {"dim_mult": [1], "temperal_downsample": []})
+    yield "good_residual", json.dumps({"is_residual": True, "z_dim": 2, "latents_mean": [0, 1.5],
+                                       "latents_std": [1, 2e-3]})
     yield "bad_wan22", json.dumps(VAE | {"is_residual": True, "patch_size": 2})
     yield "bad_number", json.dumps(VAE | {"base_dim": 1e300})
     yield "bad_levels", json.dumps(VAE | {"dim_mult": [1] * 9, "temperal_downsample": [True] * 8})
