@@ -8,12 +8,15 @@
 
 static const double TOLERANCE = 1e-3;
 
-/* Returns the largest relative difference of an entry's rounded repeats from `scale` times its weight. */
-static double difference(const double *weight, int64_t count, double scale)
+/* Returns the largest relative difference of an entry's rounded repeats from its exact ones, if the entry of
+ * weight `least` repeats `times` times. */
+static double difference(const double *weight, int64_t count, double least, int64_t times)
 {
     double largest = 0;
-    for (int64_t i = 0; i < count; i++)
-        largest = fmax(largest, fabs(round(weight[i] * scale) / (weight[i] * scale) - 1));
+    for (int64_t i = 0; i < count; i++) {
+        double exact = weight[i] / least * (double)times;
+        largest = fmax(largest, fabs(round(exact) / exact - 1));
+    }
     return largest;
 }
 
@@ -29,12 +32,12 @@ DsvStatus dsvi_list_weights_apply(const double *weight, int64_t count, int64_t *
         return DSVI_FAIL(DSV_E_USAGE,
                          "weights from %g to %g, expected at most %d times as much as the smallest", least,
                          most, DSVI_REPEATS_MAX);
-    for (int64_t k = 1; best > TOLERANCE && round((double)k * most / least) <= DSVI_REPEATS_MAX; k++) {
-        double differs = difference(weight, count, (double)k / least);
+    for (int64_t k = 1; best > TOLERANCE && round(most / least * (double)k) <= DSVI_REPEATS_MAX; k++) {
+        double differs = difference(weight, count, least, k);
         times = differs < best ? k : times;
         best = fmin(best, differs);
     }
     for (int64_t i = 0; i < count; i++)
-        repeats[i] = (int64_t)round(weight[i] * ((double)times / least));
+        repeats[i] = (int64_t)round(weight[i] / least * (double)times);
     return DSV_OK;
 }

@@ -154,6 +154,9 @@ static void epochs_use_items_in_proportion_to_weights(void **state)
     assert_ok(dsvi_list_weights_apply(ODD, 5, repeats));
     for (int i = 0; i < 5; i++)
         assert_true(fabs((double)repeats[i] / (double)repeats[3] / (ODD[i] / ODD[3]) - 1) <= 0.15);
+    assert_ok(
+        dsvi_list_weights_apply((const double[]){1e-310, 3e-310}, 2, repeats)); /* 1 / 1e-310 overflows */
+    assert_true(repeats[0] == 1 && repeats[1] == 3);
     write_text(scratch_path("list.csv"), "path,weight\nclips/long.mp4,1e-3\nclips/short.mp4,5\n");
     assert_fails(DSV_E_USAGE, "list.csv: weights from 0.001 to 5, expected at most 1000 times",
                  dsvi_dataset_open(scratch_path("list.csv"), &config, &d));
