@@ -158,7 +158,7 @@ class _Processor:
 
     def __init__(self, owner, block):
         # a tensor, so that torch.compile compiles one block and not each: it gives up after eight
-        self.owner, self.block = owner, torch.tensor(block)
+        self.owner, self.block = owner, torch.tensor(block, device="cpu")
 
     def __call__(
         self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, rotary_emb=None

@@ -407,7 +407,7 @@ class SparseAttention(torch.nn.Module):
             k,
             v,
             None if hidden is None else hidden.detach(),
-            block if isinstance(block, torch.Tensor) else torch.tensor(block),
+            block if isinstance(block, torch.Tensor) else torch.tensor(block, device="cpu"),
             self._number,
             grid,
             scale,
@@ -436,7 +436,7 @@ class SparseAttention(torch.nn.Module):
             )
         if not isinstance(block, torch.Tensor):
             self._check_block(block)
-        elif block.dim() or block.dtype != torch.int64 or block.is_cuda:
+        elif block.dim() or block.dtype != torch.int64 or block.device.type != "cpu":
             raise ValueError(
                 f"sparse attention: block is {block.dtype} {tuple(block.shape)} on {block.device}, "
                 "expected an int, or int64 () on the CPU"

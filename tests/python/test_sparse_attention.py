@@ -210,6 +210,14 @@ class Models(unittest.TestCase):
             self.assertEqual(model.sparse.statistics()["steps"], 2)
             self.assertEqual(model.sparse.statistics()["sparse_blocks"], 3)
 
+    def test_block_numbers_ignore_the_default_device(self):
+        layer = dsv.torch.SparseAttention(1, enabled=False, threads=2)
+        q, k, v = inputs()
+        wanted = layer(q, k, v, block=0, grid=GRID)
+        with torch.device("meta"):
+            found = layer(q, k, v, block=0, grid=GRID)
+        self.assertTrue(torch.equal(found, wanted))
+
     def test_compile_changes_rounding_only(self):
         wanted = train_gradients(Small())
         for reentrant in (None, False):
