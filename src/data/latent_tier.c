@@ -143,22 +143,21 @@ DsvStatus dsvi_latent_tier_read(DsviLatentTier *tier, DsviLatentPlace place, con
     Kept *item = &tier->items[place.item];
     if (place.way == DSVI_LATENT_DIRECT)
         return dsvi_latent_read(file, elements, latent);
-    if (place.way == DSVI_LATENT_LOAD) {
-        DsvStatus status = dsvi_latent_read(file, elements, latent);
-        if (status == DSV_OK)
-            memcpy(item->data, latent, item->bytes);
-        release(tier, item, status == DSV_OK ? READY : FAILED);
-        return status;
-    }
+    bool load = place.way == DSVI_LATENT_LOAD;
     pthread_mutex_lock(&tier->lock);
-    while (item->state == LOADING)
+    while (!load && item->state == LOADING)
         pthread_cond_wait(&tier->loaded, &tier->lock);
-    bool ready = item->state == READY;
+    load = load || item->state == FAILED; /* perhaps the file can be read now */
+    if (load)
+        item->state = LOADING;
     pthread_mutex_unlock(&tier->lock);
-    if (ready)
+    DsvStatus status = load ? dsvi_latent_read(file, elements, latent) : DSV_OK;
+    if (load && status == DSV_OK)
+        memcpy(item->data, latent, item->bytes);
+    else if (!load)
         memcpy(latent, item->data, item->bytes);
-    release(tier, item, ready ? READY : FAILED);
-    return ready ? DSV_OK : dsvi_latent_read(file, elements, latent);
+    release(tier, item, status == DSV_OK ? READY : FAILED);
+    return status;
 }
 
 int64_t dsvi_latent_tier_hits(const DsviLatentTier *tier)

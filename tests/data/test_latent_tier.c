@@ -186,9 +186,33 @@ static void a_run_reads_kept_latents_from_memory(void **state)
     dsvi_dataset_close(&dataset);
 }
 
+/* A latent whose file could not be read once is kept as soon as the file can be read. */
+static void a_latent_is_kept_after_a_failure(void **state)
+{
+    (void)state;
+    DsvConfig config;
+    DsviDataset *dataset = open_cache(&config);
+    const char *file = dataset->items[0].path;
+    float latent[NUMBERS], wanted[NUMBERS];
+    memset(trace, 0, sizeof trace);
+    DsviLatentTier *tier = tier_of(1, LENGTH);
+    assert_ok(dsvi_latent_read(file, NUMBERS, wanted));
+    for (int i = 0; i < 2; i++)
+        assert_int_not_equal(
+            dsvi_latent_tier_read(tier, dsvi_latent_tier_plan(tier), "missing", NUMBERS, latent), DSV_OK);
+    assert_ok(dsvi_latent_tier_read(tier, dsvi_latent_tier_plan(tier), file, NUMBERS, latent));
+    assert_memory_equal(latent, wanted, sizeof latent);
+    memset(latent, 0, sizeof latent);
+    assert_ok(dsvi_latent_tier_read(tier, dsvi_latent_tier_plan(tier), "missing", NUMBERS, latent));
+    assert_memory_equal(latent, wanted, sizeof latent);
+    dsvi_latent_tier_free(&tier);
+    dsvi_dataset_close(&dataset);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_latent_is_kept_after_a_failure),
         cmocka_unit_test(hits_are_as_many_as_possible),
         cmocka_unit_test(threads_read_what_the_files_hold),
         cmocka_unit_test(a_run_reads_kept_latents_from_memory),
