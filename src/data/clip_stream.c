@@ -69,14 +69,17 @@ static DsvStatus find_picture_demuxer(const char *path, const AVInputFormat **de
         return DSVI_FAIL(DSV_E_IO, "%s: %s", path, strerror(errno));
     size_t length = fread(head, 1, sizeof head, file);
     fclose(file);
-    *demuxer = NULL;
+    const char *kind = NULL;
     for (int i = 0; i < PICTURE_KINDS; i++) {
         size_t wanted = strlen(PICTURES[i].signature);
         if (length >= wanted && memcmp(head, PICTURES[i].signature, wanted) == 0)
-            *demuxer = av_find_input_format(PICTURES[i].demuxer);
+            kind = PICTURES[i].demuxer;
     }
-    if (!*demuxer)
+    if (!kind)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: not a PNG or JPEG file, or broken at its head", path);
+    *demuxer = av_find_input_format(kind);
+    if (!*demuxer)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "%s: this build of FFmpeg lacks the demuxer %s", path, kind);
     return DSV_OK;
 }
 
