@@ -295,7 +295,12 @@ static DsvStatus open_pictures(DsviRun *run)
     settings.data_buckets[0] = 0;
     DsvStatus status = dsvi_dataset_open(path, &settings, &d);
     if (status != DSV_OK)
-        return dsvi_fail_prefix(status, "sampled clips begin with pictures of num_frames x height x width");
+        return dsvi_fail_prefix(
+            status,
+            "sampled clips begin with pictures of windows of %lld x %lld x %lld (num_frames "
+            "x height x width): set validation.data to such clips, or "
+            "validation_at_end=false and validation_steps=0 to sample none",
+            (long long)settings.num_frames, (long long)settings.height, (long long)settings.width);
     if (run->prompts)
         status = read_prompts(run);
     if (status == DSV_OK)

@@ -47,6 +47,14 @@ static DsvStatus find_sample(const DsviTrainer *t, const DsviDataset *d, int64_t
     return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "the picture of a sampled clip");
 }
 
+/* Gives all ranks that share a clip the sample of the first of these ranks: a file that only some of them
+ * can read would let the others take a later window. */
+static DsvStatus share_sample(const DsviTrainer *t, DsviSampleRef *ref, float *sample, int64_t stride)
+{
+    DSVI_TRY(dsvi_comm_broadcast(t->mesh.cp, 0, ref, sizeof *ref));
+    return dsvi_comm_broadcast(t->mesh.cp, 0, sample, (size_t)stride * sizeof *sample);
+}
+
 static void copy_first_frame(const DsviTrainer *t, const float *latent, float *out)
 {
     const DsviVideoShape shape = dsvi_generator_latent_shape(t->generator);
@@ -77,6 +85,8 @@ DsvStatus dsvi_sampled_pictures_read(const DsviTrainer *t, const DsviDataset *da
     for (int64_t i = 0; i < count && status == DSV_OK; i++) {
         float *sample = out->samples + i * out->stride;
         status = find_sample(t, dataset, numbers[i], total, pixels, out->stride, &out->ref[i], sample);
+        if (status == DSV_OK)
+            status = share_sample(t, &out->ref[i], sample, out->stride);
         if (status == DSV_OK && out->first_frames)
             copy_first_frame(t, sample, out->first_frames + i * frame);
     }

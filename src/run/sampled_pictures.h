@@ -23,8 +23,8 @@ typedef struct DsviSampledPictures {
 bool dsvi_sampled_pictures_needed(const DsviTrainer *trainer);
 /* Reads `count` windows of `dataset`, whose windows have the size num_frames x height x width: clip i of this
  * group gets window numbers[i] of `total`, which are spread over the data as held-out windows are. A window
- * that cannot be read is replaced by the next. Ranks that share clips read the same windows. On success and
- * after a failure the caller calls dsvi_sampled_pictures_free. */
+ * that cannot be read is replaced by the next. Ranks that share clips call this together and get the same
+ * windows. On success and after a failure the caller calls dsvi_sampled_pictures_free. */
 DsvStatus dsvi_sampled_pictures_read(const DsviTrainer *trainer, const DsviDataset *dataset,
                                      const int64_t *numbers, int64_t count, int64_t total,
                                      DsviSampledPictures *out);

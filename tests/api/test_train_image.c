@@ -99,6 +99,13 @@ static void ti2v_continues_the_first_frame(void **state)
     train(&settings, &heard, noise);
     for (int i = 0; i < 2; i++)
         assert_true(isfinite(given[i]) && isfinite(noise[i]) && given[i] != noise[i]);
+    image_settings(&settings, "unlike");
+    set(&settings, "validation.data", "");
+    set(&settings, "validation_at_end", "true");
+    set(&settings, "data.buckets", "5x32x32");
+    set(&settings, "num_frames", "9");
+    assert_fails(DSV_E_USAGE, "sampled clips begin with pictures of windows of 9 x 32 x 32 (num_frames",
+                 dsv_train(&settings, NULL, NULL));
     image_settings(&settings, "still");
     set(&settings, "num_frames", "1");
     assert_fails(DSV_E_SHAPE, "needs at least 2 frames", dsv_train(&settings, NULL, NULL));
@@ -295,7 +302,7 @@ static void i2v_learns_from_the_first_frame(void **state)
     assert_true(loss[0] == again[0] && loss[1] == again[1] && isfinite(loss[0]) && isfinite(loss[1]));
 }
 
-/* Compares the states of pictures in the cache with those that the image encoder computes of each picture. */
+/* Compares the states of pictures in the cache with the image encoder's output for each picture. */
 static void check_states(const char *cache, const char *stem, const float *const *pictures, int count)
 {
     const DsviStoredTensor *latent, *states;
