@@ -29,8 +29,8 @@ uint64_t dsvi_memory_bytes(void);
  * neither. */
 uint64_t dsvi_memory_available(void);
 
-/* The same from other files than those of this process: one like /proc/meminfo, and those that
- * dsvi_group_limits reads. */
+/* The same, for tests: reads `meminfo` in place of /proc/meminfo, and passes `groups` and `mount` to
+ * dsvi_group_limits. */
 uint64_t dsvi_memory_available_by(const char *meminfo, const char *groups, const char *mount);
 
 #ifdef __cplusplus

@@ -25,9 +25,9 @@ typedef struct DsviCheckedTensor {
 } DsviCheckedTensor;
 
 /* Opens a file whose tensor has this name and dtype, and any shape of `ndim` dimensions (any at all if < 0).
- * If the file has a tensor `second`, unless NULL, of this dtype, the tensor is part of the checksum. The file
- * is not memory-mapped: a file that is rewritten or cannot be read must fail for one tensor, not kill the
- * process. */
+ * second: the name of a tensor that the file may also have, or NULL. If the file has this tensor, it must
+ * have the same dtype, and the checksum covers both tensors. The file is not memory-mapped: a file that is
+ * rewritten or cannot be read must fail for one tensor, not kill the process. */
 DsvStatus dsvi_checked_tensor_open(const char *path, const char *name, const char *second, DsviDtype dtype,
                                    int ndim, DsviCheckedTensor *out);
 void dsvi_checked_tensor_close(DsviCheckedTensor *open);

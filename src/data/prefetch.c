@@ -296,7 +296,7 @@ static int64_t elements_of_item(void *context, int64_t item)
     return p->size_elements ? p->size_elements[p->dataset->items[item].size] : p->latent_elements;
 }
 
-/* Creates what keeps cached latents in memory, up to data.cache_mb. */
+/* Creates the tier of latents in memory, of at most data.cache_mb. */
 static DsvStatus make_tier(DsviPrefetch *p)
 {
     enum { AHEAD_MAX = 1 << 18 };

@@ -48,8 +48,8 @@ struct DsviDevice {
     DsviDeviceHeld *held; /* (held_room), of which the first held_count are used */
     size_t held_count, held_room;
 
-    /* Allocates 64-byte aligned device memory. The message of DSV_E_NO_MEMORY names the requested bytes and
-     * the free ones or those that the limit leaves. */
+    /* Allocates 64-byte aligned device memory. The message of DSV_E_NO_MEMORY names the requested
+     * bytes, and the free bytes or the bytes left within the limit. */
     DsvStatus (*mem_alloc)(DsviDevice *device, size_t bytes, void **out);
     void (*mem_free)(DsviDevice *device, void *memory); /* takes NULL */
 

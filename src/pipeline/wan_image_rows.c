@@ -16,7 +16,7 @@ static int64_t picture_count(const DsviWanJob *job)
     return job->args->last_image_path ? 2 : 1;
 }
 
-/* Checks that the encoder's states are those that the transformer takes. */
+/* Checks that number and width of the encoder's states are what the transformer takes. */
 static DsvStatus check_sizes(const DsviWanFolder *folder, const DsviDitConfig *config, int64_t pictures,
                              const DsviVitConfig *encoder, const DsviVitProcessor *processor)
 {

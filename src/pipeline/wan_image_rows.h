@@ -6,8 +6,8 @@
 #include "model/vit/vit.h"
 #include "pipeline/wan_job.h"
 
-/* Reads the configuration of a folder's image encoder and of the preparation of pictures, and checks that the
- * states of so many pictures are those that the transformer takes. */
+/* Reads the configuration of a folder's image encoder and of the preparation of pictures, and checks that
+ * number and width of the states of `pictures` pictures are what the transformer takes. */
 DsvStatus dsvi_wan_image_encoder_find(const DsviWanFolder *folder, const DsviDitConfig *config,
                                       int64_t pictures, DsviVitConfig *encoder, DsviVitProcessor *processor);
 

@@ -156,7 +156,7 @@ static DsvStatus open_run(DsviRun *run)
     DSVI_TRY(dsvi_expert_lend(settings, &run->experts, &lends));
     DSVI_TRY(dsvi_run_assign_sizes(run));
     DSVI_TRY(dsvi_ranks_agree(run->comm, run->settings, run->dataset, &run->config));
-    if (dsvi_run_is_first(run)) /* before decoding threads of any rank take time, and the run memory */
+    if (dsvi_run_is_first(run)) /* now: later, decoding threads would slow the measurement */
         DSVI_TRY(dsvi_gemm_peak(run->backend, dsvi_dit_act(settings), &run->peak_flops));
     run->resident_before = dsvi_resident_bytes();
     DSVI_TRY(dsvi_trainer_create(&(DsviTrainerArgs){.settings = settings,

@@ -66,8 +66,8 @@ typedef struct DsviTrainer {
     DsviTrainerSize sizes[DSVI_CLIP_SIZES_MAX];
     int64_t size_count, main_size; /* main_size: the current one between steps */
     int64_t inputs_max;            /* largest `inputs` of a size */
-    int64_t image_elements; /* of the states of a sample's pictures, which follow its input in host memory;
-                             * 0: the model takes none */
+    int64_t image_elements; /* elements of the image states that follow a sample's input in host memory;
+                             * 0: the model takes no image states */
     DsviDealer *dealer;     /* NULL: one size */
 
     /* Those of the current size (dsvi_trainer_use). */

@@ -175,8 +175,8 @@ static inline DsviStateArray dsvi_state_moment(int moment, bool scales)
 /* What rank 0 does with the buckets of an array, which pass through host memory one at a time. */
 typedef struct DsviBucketIo {
     /* Called for each bucket in ascending order. dsvi_zero_store: writes the bucket's items to `data`;
-     * dsvi_zero_fetch: reads them there. The items of a moment or of its scales are bytes, of which bucket b
-     * has those of moments.moment[i].bytes or scale_bytes; those of other arrays are F32. */
+     * dsvi_zero_fetch: reads them there. For a moment or its scales an item is a byte, and bucket b has
+     * moments.moment[i].bytes or scale_bytes items; for other arrays an item is an F32 number. */
     DsvStatus (*bucket)(void *context, int64_t bucket, void *data);
     void *context;
 } DsviBucketIo;

@@ -262,7 +262,7 @@ static void test_memory_missing(void **state)
     for (size_t i = 0; i < sizeof OPTIONS / sizeof *OPTIONS; i++)
         assert_ok(dsv_config_set(&config, OPTIONS[i]));
     unsigned long long missing = 0;
-    for (int more = -1; more < 2; more++) { /* bytes beside those that are missing */
+    for (int more = -1; more < 2; more++) { /* the host has the missing bytes, one less or one more */
         Said said = {0};
         double host = more < 0 ? HOST : HOST + ((double)missing + more - 1) / GIB;
         snprintf(table, sizeof table, TABLE, host);
