@@ -95,11 +95,8 @@ static void bench_cp_keys_carve(void *context, DsviArena *arena)
 
 static size_t all_keys_workspace(const DsviCpBench *b, const DsviLists *lists)
 {
-    const DsviOps *ops = &b->backend.ops;
     DsviAttentionArgs args = all_keys_args(b, lists);
-    size_t forward = DSVI_OP_WORKSPACE(ops->attention_list_fwd, b->backend.device->stream, &args);
-    size_t backward = DSVI_OP_WORKSPACE(ops->attention_list_bwd, b->backend.device->stream, &args);
-    return forward > backward ? forward : backward;
+    return dsvi_sparse_args_workspace(b->sparse, &args);
 }
 
 DsvStatus dsvi_cp_bench_keys_open(DsviCpBench *b)
@@ -165,13 +162,13 @@ DsvStatus dsvi_all_keys_forward(DsviCpBench *b)
 {
     DsviAttentionArgs args = all_keys_args(b, dsvi_sparse_lists(b->sparse, 0));
     DSVI_TRY(dsvi_all_keys_gather(b));
-    return b->backend.ops.attention_list_fwd.run(b->backend.device->stream, &args);
+    return dsvi_sparse_attend_args(b->sparse, 0, &args);
 }
 
 DsvStatus dsvi_all_keys_backward(DsviCpBench *b)
 {
     DsviAttentionArgs args = all_keys_args(b, dsvi_sparse_lists(b->sparse, 0));
-    DSVI_TRY(b->backend.ops.attention_list_bwd.run(b->backend.device->stream, &args));
+    DSVI_TRY(dsvi_sparse_attend_args_bwd(b->sparse, 0, &args));
     return dsvi_all_keys_home(b);
 }
 

@@ -272,6 +272,13 @@ const DsviAttentionCost *dsvi_sparse_attention_cost(const DsviSparse *sparse);
  * only the lists made last are available. */
 const DsviLists *dsvi_sparse_lists(const DsviSparse *sparse, int64_t block);
 
+/* Attention over lists, with the layer's tail, for benchmarks that bring the keys of other ranks themselves.
+ * `args` has lists of dsvi_sparse_lists and all keys of its heads; its workspace has
+ * dsvi_sparse_args_workspace bytes. The backward pass follows the block's forward pass. */
+size_t dsvi_sparse_args_workspace(const DsviSparse *sparse, const DsviAttentionArgs *args);
+DsvStatus dsvi_sparse_attend_args(const DsviSparse *sparse, int64_t block, const DsviAttentionArgs *args);
+DsvStatus dsvi_sparse_attend_args_bwd(const DsviSparse *sparse, int64_t block, const DsviAttentionArgs *args);
+
 /* dsvi_sparse_save writes the state of selector, profile and guard to one safetensors file; dsvi_sparse_load
  * reads it back, bit for bit. The selector's state is in the owner's file only (dsvi_sparse_share). A file of
  * another selector, rank (sparse.rank) or model shape is DSV_E_SHAPE. A file written without sparse attention

@@ -324,8 +324,6 @@ DsvStatus dsvi_sparse_check_tail(const DsvConfig *settings, const DsviCp *cp);
 int64_t dsvi_sparse_tail_count(const DsviSparse *sparse, int64_t queries);
 /* Returns the FLOPs of the tail as a fraction of those of dense attention; 0 without a tail. */
 double dsvi_sparse_tail_work(const DsviSparse *sparse);
-/* Returns the bytes of workspace for the tail of attention with these arguments. */
-size_t dsvi_sparse_tail_workspace(const DsviSparse *sparse, const DsviAttentionArgs *lists);
 /* Attention over the block's lists and its tail, forward and backward, when this rank has all keys of its
  * heads. Tensors of `heads` are in heads form. */
 DsvStatus dsvi_sparse_attend_lists(const DsviSparse *sparse, int64_t block, const DsviAttentionCall *heads);

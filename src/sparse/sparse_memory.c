@@ -285,19 +285,13 @@ static size_t sparse_max_size(size_t a, size_t b)
  * and `keys` keys. */
 static size_t list_workspace(const DsviSparse *s, const DsviSparseView *view, int64_t keys)
 {
-    const DsviOps *ops = &s->backend->ops;
-    DsviStream *stream = s->backend->device->stream;
     const DsviAttentionCall nothing = {0};
     DsviAttentionArgs args = dsvi_sparse_attention_args(s, view, keys, &nothing);
     DsviLists of = {.capacity = s->spans_max};
     dsvi_sparse_shape_lists(s, view, &of);
     of.keys = keys;
     args.lists = &of;
-    size_t forward = sparse_max_size(DSVI_OP_WORKSPACE(ops->attention_list_fwd, stream, &args),
-                                     dsvi_sparse_tail_workspace(s, &args));
-    if (!s->shape.backward)
-        return forward;
-    return sparse_max_size(forward, DSVI_OP_WORKSPACE(ops->attention_list_bwd, stream, &args));
+    return dsvi_sparse_args_workspace(s, &args);
 }
 
 static size_t dense_workspace(const DsviSparse *s, const DsviSparseView *view)

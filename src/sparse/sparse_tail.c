@@ -66,16 +66,26 @@ static DsviAttentionTailArgs tail_args(const DsviSparse *s, const DsviAttentionA
         .attention = *lists, .chunk = s->tail.chunk, .run = s->tail.run, .tail_lse = tail_lse};
 }
 
-size_t dsvi_sparse_tail_workspace(const DsviSparse *s, const DsviAttentionArgs *lists)
+static size_t sparse_tail_larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+size_t dsvi_sparse_args_workspace(const DsviSparse *s, const DsviAttentionArgs *args)
 {
     const DsviOps *ops = &s->backend->ops;
     DsviStream *stream = s->backend->device->stream;
-    DsviAttentionTailArgs args = tail_args(s, lists, NULL);
-    if (s->tail.chunk == 0)
-        return 0;
-    size_t forward = DSVI_OP_WORKSPACE(ops->attention_tail_fwd, stream, &args);
-    size_t backward = s->shape.backward ? DSVI_OP_WORKSPACE(ops->attention_tail_bwd, stream, &args) : 0;
-    return forward > backward ? forward : backward;
+    DsviAttentionTailArgs tail = tail_args(s, args, NULL);
+    bool has_tail = s->tail.chunk > 0;
+    size_t forward = DSVI_OP_WORKSPACE(ops->attention_list_fwd, stream, args);
+    if (has_tail)
+        forward = sparse_tail_larger(forward, DSVI_OP_WORKSPACE(ops->attention_tail_fwd, stream, &tail));
+    if (!s->shape.backward)
+        return forward;
+    size_t backward = DSVI_OP_WORKSPACE(ops->attention_list_bwd, stream, args);
+    if (has_tail)
+        backward = sparse_tail_larger(backward, DSVI_OP_WORKSPACE(ops->attention_tail_bwd, stream, &tail));
+    return sparse_tail_larger(forward, backward);
 }
 
 static DsvStatus attend_with_tail(const DsviSparse *s, const DsviAttentionArgs *args, void *tail_lse)
@@ -106,16 +116,26 @@ static DsviAttentionArgs list_args(const DsviSparse *s, int64_t block, const Dsv
     return args;
 }
 
+DsvStatus dsvi_sparse_attend_args(const DsviSparse *s, int64_t block, const DsviAttentionArgs *args)
+{
+    return attend_with_tail(s, args, s->block[block].tail_lse);
+}
+
+DsvStatus dsvi_sparse_attend_args_bwd(const DsviSparse *s, int64_t block, const DsviAttentionArgs *args)
+{
+    return attend_with_tail_bwd(s, args, s->block[block].tail_lse);
+}
+
 DsvStatus dsvi_sparse_attend_lists(const DsviSparse *s, int64_t block, const DsviAttentionCall *heads)
 {
     DsviAttentionArgs args = list_args(s, block, heads);
-    return attend_with_tail(s, &args, s->block[block].tail_lse);
+    return dsvi_sparse_attend_args(s, block, &args);
 }
 
 DsvStatus dsvi_sparse_attend_lists_bwd(const DsviSparse *s, int64_t block, const DsviAttentionCall *heads)
 {
     DsviAttentionArgs args = list_args(s, block, heads);
-    return attend_with_tail_bwd(s, &args, s->block[block].tail_lse);
+    return dsvi_sparse_attend_args_bwd(s, block, &args);
 }
 
 /* ---- several ranks own the keys ---- */
