@@ -85,6 +85,7 @@ void dsvi_sparse_restart(DsviSparse *s)
     for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)
         r->head_captured[i] = r->head_share90[i] = r->head_listed[i] = r->head_error[i] = NAN;
     r->measured_step[0] = 0;
+    r->finishing[0] = 0;
     r->break_even[0] = 1;
     if (s->selector && !s->borrows)
         dsvi_selector_forget(s->selector);

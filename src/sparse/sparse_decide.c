@@ -22,7 +22,7 @@ bool dsvi_sparse_uses_lists(const DsviSparse *s, int64_t block)
     if (s->prescribed)
         return !isnan(s->prescribed[block * s->shape.heads]);
     bool warming_up = s->train && s->step < s->settings.sparse_warmup_steps;
-    return s->forced || (!s->finishing && !warming_up && s->record.sparse[block]);
+    return s->forced || (!s->record.finishing[0] && !warming_up && s->record.sparse[block]);
 }
 
 /* Returns the first training step of the dense finish, counted from 1. The run has max_train_steps steps, and
@@ -39,10 +39,10 @@ static int64_t first_step_of_finish(const DsviSparse *s)
 bool dsvi_sparse_finish_begin(DsviSparse *s, int64_t step)
 {
     char line[160];
-    bool before = s->finishing, wanted = s->settings.sparse_dense_finish > 0;
+    bool before = s->record.finishing[0], wanted = s->settings.sparse_dense_finish > 0;
     int64_t first = first_step_of_finish(s);
-    s->finishing = wanted && s->selector && step >= first;
-    if (!s->finishing)
+    s->record.finishing[0] = wanted && s->selector && step >= first;
+    if (!s->record.finishing[0])
         return false;
     snprintf(line, sizeof line,
              "all blocks attend densely from step %lld to the end of the run at step %lld "
@@ -130,7 +130,7 @@ static void dispatch(DsviSparse *s, int64_t block)
 
 void dsvi_sparse_decide(DsviSparse *s)
 {
-    bool decides = s->ran && !s->forced && !s->prescribed && !s->finishing &&
+    bool decides = s->ran && !s->forced && !s->prescribed && !s->record.finishing[0] &&
                    s->step >= s->settings.sparse_warmup_steps;
     for (int64_t block = 0; block < s->shape.blocks && decides; block++)
         dispatch(s, block);

@@ -99,6 +99,8 @@ typedef struct DsviSparseRecord {
     double *missed;         /* (blocks) running mean of (1 - captured mass) / (1 - estimated mass): how much
                              * more the lists miss than the selector estimates */
     int64_t *measured_step; /* (1) last training step that took measurements */
+    int32_t *finishing;     /* (1) not 0: the dense finish of training has begun (sparse.dense_finish). All
+                             * blocks attend densely, in training and with the trained weights */
     double *break_even;     /* (1) density up to which sparse attention is faster than dense attention */
 } DsviSparseRecord;
 
@@ -170,7 +172,6 @@ struct DsviSparse {
     /* Progress of training. */
     int64_t step;
     bool train;              /* this is a training step (argument of dsvi_sparse_step_begin) */
-    bool finishing;          /* the dense finish has begun (sparse.dense_finish): all blocks attend densely */
     bool forced;             /* dsvi_sparse_force */
     double *prescribed;      /* (blocks, N) density of lists, NAN: dense; NULL unless prescribed */
     bool ran;                /* a forward pass of this training step used this layer, on any rank after

@@ -229,6 +229,7 @@ static void carve_records(DsviSparse *s, DsviArena *arena)
     for (size_t i = 0; i < sizeof of_heads / sizeof *of_heads; i++)
         *of_heads[i] = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * heads * sizeof(float));
     r->measured_step = dsvi_arena_take(arena, DSVI_MEM_SPARSE, sizeof(int64_t));
+    r->finishing = dsvi_arena_take(arena, DSVI_MEM_SPARSE, sizeof(int32_t));
     r->break_even = dsvi_arena_take(arena, DSVI_MEM_SPARSE, sizeof(double));
 }
 

@@ -32,6 +32,7 @@ static void list_state(const DsviSparse *s, bool selector, DsviStateList *list)
     for (size_t i = 0; i < sizeof items / sizeof *items; i++)
         dsvi_state_add(list, items[i]);
     dsvi_state_add_new(list, (DsviStateItem){"profile.step", DSVI_I64, 1, {1}, false, r->measured_step});
+    dsvi_state_add_new(list, (DsviStateItem){"dispatch.finishing", DSVI_I32, 1, {1}, false, r->finishing});
     dsvi_state_add_new(list, (DsviStateItem){ERROR_ITEM, DSVI_F64, 1, {blocks}, false, r->error});
     dsvi_state_add_new(
         list, (DsviStateItem){"profile.head_error", DSVI_F32, 2, {blocks, heads}, false, r->head_error});
@@ -109,10 +110,22 @@ static void log_break_even(const DsviSparse *s)
         s->log(s->log_context, line);
 }
 
+static void log_finish(const DsviSparse *s)
+{
+    char line[160];
+    snprintf(line, sizeof line,
+             "training stopped in its dense finish, in which all blocks attend densely "
+             "(sparse.dense_finish=%g)",
+             s->settings.sparse_dense_finish);
+    if (s->record.finishing[0])
+        dsvi_sparse_log_line(s, line);
+}
+
 static DsvStatus sparse_state_restored(DsviSparse *s)
 {
     for (int64_t block = 0; block < s->shape.blocks; block++)
         s->record.sparse[block] = s->record.sparse[block] != 0;
+    s->record.finishing[0] = s->record.finishing[0] != 0 && s->settings.sparse_dense_finish > 0;
     return s->borrows ? DSV_OK : dsvi_selector_restored(s->selector);
 }
 
@@ -158,6 +171,7 @@ DsvStatus dsvi_sparse_load(DsviSparse *s, const char *path)
         forget_errors(s);
     DSVI_TRY_GOTO(status, sparse_state_restored(s), done);
     log_break_even(s);
+    log_finish(s);
 done:
     dsvi_safetensors_close(&file);
     return status;
@@ -186,6 +200,5 @@ DsvStatus dsvi_sparse_copy(DsviSparse *to, const DsviSparse *from)
     list_state(to, true, &target);
     list_state(from, true, &source);
     DSVI_TRY(dsvi_state_copy(to->backend->device, &target, &source));
-    to->finishing = from->finishing;
     return sparse_state_restored(to);
 }

@@ -359,6 +359,13 @@ static void test_dense_finish(void **state)
     assert_ok(dsvi_sparse_copy(sampling.sparse, rig.sparse));
     assert_false(dsvi_sparse_uses_lists(sampling.sparse, 0)); /* clips of the run are sampled as it trains */
     assert_ok(dsvi_sparse_save(rig.sparse, path));
+    dsvi_sparse_restart(sampling.sparse);
+    assert_ok(dsvi_sparse_load(sampling.sparse, path));
+    assert_false(dsvi_sparse_uses_lists(sampling.sparse, 0));
+    assert_int_equal(count_of(sampling.log, "training stopped in its dense finish"), 1);
+    sampling.sparse->settings.sparse_dense_finish = 0;
+    assert_ok(dsvi_sparse_load(sampling.sparse, path));
+    assert_true(dsvi_sparse_uses_lists(sampling.sparse, 0));
     assert_ok(dsvi_sparse_load(longer.sparse, path));
     for (int64_t step = 11; step <= 15; step++) {
         rig_fill(&longer, (uint64_t)step, 0);
