@@ -212,6 +212,8 @@ typedef struct DsvAttentionReport {
     double captured_mass;  /**< fraction of exact attention that the lists of sparse blocks hold; NaN without
                             * sparse blocks */
     bool measured;         /**< whether the last step that ended measured lists */
+    double output_error;   /**< relative error of attention's output over lists and tail, mean over sparse
+                            * blocks; NaN without sparse blocks */
 } DsvAttentionReport;
 
 /** State of one block. */
@@ -224,6 +226,8 @@ typedef struct DsvAttentionBlockReport {
     double estimated_mass; /**< captured_mass of the last lists as the selector estimates it */
     double share90;        /**< smallest fraction of the keys that holds 90 % of a query's attention */
     int64_t changes;       /**< how often the decision changed */
+    double output_error;   /**< relative error of attention's output over lists and tail, mean over heads,
+                            * running mean of measurements; NaN before the first */
 } DsvAttentionBlockReport;
 
 /** Describes all blocks together.

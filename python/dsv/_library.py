@@ -93,6 +93,7 @@ class Report(ctypes.Structure):
         ("density", ctypes.c_double),
         ("captured_mass", ctypes.c_double),
         ("measured", ctypes.c_bool),
+        ("output_error", ctypes.c_double),
     ]
 
 
@@ -105,6 +106,7 @@ class BlockReport(ctypes.Structure):
         ("estimated_mass", ctypes.c_double),
         ("share90", ctypes.c_double),
         ("changes", ctypes.c_int64),
+        ("output_error", ctypes.c_double),
     ]
 
 

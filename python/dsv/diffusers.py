@@ -120,14 +120,16 @@ class WanSparseAttention:
         return self.attention.statistics()
 
     def scalars(self):
-        """Returns the statistics that a chart shows, by name: of all blocks, and captured mass and density of
-        each block."""
+        """Returns the statistics that a chart shows, by name: of all blocks, and captured mass, output error
+        and density of each block."""
         found = self.statistics()
         result = {
-            f"sparse/{name}": found[name] for name in ("sparse_blocks", "density", "captured_mass")
+            f"sparse/{name}": found[name]
+            for name in ("sparse_blocks", "density", "captured_mass", "output_error")
         }
         for number, block in enumerate(found["per_block"]):
             result[f"sparse/captured_mass/block{number}"] = block["captured_mass"]
+            result[f"sparse/output_error/block{number}"] = block["output_error"]
             result[f"sparse/density/block{number}"] = block["density"] if block["over_lists"] else 1.0
         return {name: value for name, value in result.items() if value == value}
 

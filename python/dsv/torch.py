@@ -603,14 +603,16 @@ class SparseAttention(torch.nn.Module):
     def statistics(self):
         """Returns a dictionary: steps, blocks, sparse_blocks, density (mean over blocks, dense blocks
         count as 1), captured_mass (fraction of exact attention that the lists of sparse blocks hold; NaN
-        without any), decisions (lines, oldest first), and per_block, a list of dictionaries. Before the
-        first pass all blocks are dense."""
+        without any), output_error (relative error of attention's output over lists and tail, mean over
+        sparse blocks; NaN without any), decisions (lines, oldest first), and per_block, a list of
+        dictionaries. Before the first pass all blocks are dense."""
         result = {
             "steps": self._steps,
             "blocks": self.blocks,
             "sparse_blocks": 0,
             "density": 1.0,
             "captured_mass": math.nan,
+            "output_error": math.nan,
             "decisions": list(self._lines),
             "per_block": [],
         }
@@ -622,6 +624,7 @@ class SparseAttention(torch.nn.Module):
             sparse_blocks=report.sparse_blocks,
             density=report.density,
             captured_mass=report.captured_mass,
+            output_error=report.output_error,
         )
         for block in range(self.blocks):
             of_block, heads = made.block_report(block, self._active[3])

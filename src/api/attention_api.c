@@ -380,6 +380,7 @@ void dsv_attention_report(DsvAttention *a, DsvAttentionReport *report)
         .density = all.density,
         .captured_mass = all.captured_mass,
         .measured = dsvi_sparse_measured(a->sparse),
+        .output_error = all.output_error,
     };
     leave(a);
 }
@@ -399,6 +400,7 @@ DsvStatus dsv_attention_block_report(DsvAttention *a, int64_t block, DsvAttentio
         .estimated_mass = of_block.estimated_mass,
         .share90 = of_block.share90,
         .changes = of_block.changes,
+        .output_error = of_block.output_error,
     };
     if (head_captured)
         memcpy(head_captured, of_block.head_captured, (size_t)a->shape.heads * sizeof *head_captured);
