@@ -77,12 +77,12 @@ def main(run, out):
     axes.set_ylim(0)
     axes = figure.add_subplot(grid[0, 1], title="keys attended / all keys", ylim=(0, 1.05))
     axes.plot(x, [step["density"] for step in steps], color="tab:blue")
-    axes = figure.add_subplot(grid[0, 2], title="attention that lists hold", ylim=(0, 1.05))
+    axes = figure.add_subplot(grid[0, 2], title="output error of lists and tail", ylim=(0, 1.05))
     for block in sorted({b["block"] for b in blocks}):
-        own = [b for b in blocks if b["block"] == block and b["captured_mass"] is not None]
-        axes.plot([b["step"] for b in own], [b["captured_mass"] for b in own], label=f"block {block}")
-    axes.axhline(float(config["sparse.min_mass"]), color="0.4", linestyle=":", linewidth=1)
-    axes.legend(fontsize=7, loc="lower right")
+        own = [b for b in blocks if b["block"] == block and b["output_error"] is not None]
+        axes.plot([b["step"] for b in own], [b["output_error"] for b in own], label=f"block {block}")
+    axes.axhline(float(config["sparse.max_error"]), color="0.4", linestyle=":", linewidth=1)
+    axes.legend(fontsize=7, loc="upper right")
     for row, (title, clip) in enumerate(rows):
         axes = figure.add_subplot(strips[row])
         axes.imshow(np.concatenate(list(clip[:COLUMNS]), axis=1), interpolation="nearest", aspect="equal")

@@ -31,9 +31,11 @@ def read_csv(path):
 # ---- loss against density ----
 
 def kind_of(variant):
-    """Key of ORDERS for a variant. Names without an order mean hilbert; default-* means tube."""
+    """Key of ORDERS for a variant. Names without an order mean hilbert; default means cube, and
+    default-*, the default of earlier versions, tube."""
     words = variant.split("-")
-    named = {"default": "tube", "window": "window", "random": "random", "blocks": "blocks of cubes"}
+    named = {"default": "tube" if len(words) > 1 else "cube", "window": "window", "random": "random",
+             "blocks": "blocks of cubes"}
     return named.get(words[0]) or next((order for order in ORDERS if order in words), "hilbert")
 
 

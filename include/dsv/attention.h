@@ -131,7 +131,9 @@ typedef void DsvAttentionLog(void *context, const char *line);
 
 /** Creates an object and allocates its host memory.
  * @param device  must outlive the object
- * @param config  the options `sparse.*`, `seed` and `deterministic` are read; copied
+ * @param config  the options `sparse.*`, `seed` and `deterministic` are read; copied. The part
+ *     sparse.dense_finish of steps at the end of training is counted back from `max_train_steps`; where the
+ *     number of steps is unknown, set sparse.dense_finish to 0
  * @param shape   copied
  * @param log     NULL: decisions are not reported. Called by the thread that ends a step
  * @param context handed to `log`

@@ -230,7 +230,8 @@ _NAMES = _option_names()
 
 class Config:
     """A DsvConfig. Options are keyword arguments; `sparse.group` is `group`, or is given in a dictionary by
-    its key."""
+    its key. Unlike in a run of dsv, the number of steps is not known, so there is no dense finish unless
+    `dense_finish` and `max_train_steps` are given."""
 
     def __init__(self, device, options):
         size = _library.dsv_config_size()
@@ -238,6 +239,7 @@ class Config:
         self.options = dict(options)
         _library.dsv_config_defaults_sized(self.memory, size)
         self.set("device", device)
+        self.set("sparse.dense_finish", 0)
         for name, value in options.items():
             self.set(_NAMES.get(name, name), value)
 

@@ -23,6 +23,11 @@ static DsvConfig config_of(const char *const *assignments, size_t count)
                                          "sparse.group=16",
                                          "sparse.chunk=16",
                                          "sparse.rank=8",
+                                         "sparse.grain=1",
+                                         "sparse.tail=none",
+                                         "sparse.dense_finish=0",
+                                         "sparse.target_mass=0.9",
+                                         "sparse.target_density=0.2",
                                          "threads=2",
                                          "sparse.min_mass=0.05",
                                          "sparse.min_head_mass=0",
@@ -411,6 +416,31 @@ static void test_state(void **state)
     close_all(&other);
 }
 
+/* With a tail blocks are judged by the output error; the last half of max_train_steps is dense. */
+static void test_tail_and_finish(void **state)
+{
+    static const char *const tail[] = {"sparse.tail=query",       "sparse.max_error=9",
+                                       "sparse.max_head_error=9", "sparse.min_mass=1",
+                                       "max_train_steps=4",       "sparse.dense_finish=0.5",
+                                       "sparse.target_mass=0",    "sparse.tail_chunk=0"};
+    DsvAttentionReport report;
+    DsvAttentionBlockReport block;
+    (void)state;
+    DsvConfig config = config_of(tail, sizeof tail / sizeof *tail);
+    Opened o = open_config(&config);
+    fill_all();
+    for (int step = 1; step <= 4; step++) {
+        run_step(&o, step);
+        dsv_attention_report(o.attention, &report);
+        assert_true(step == 2 ? report.density < 0.3 : report.density == 1);
+        assert_int_equal(report.sparse_blocks, step <= 2 ? BLOCKS : 0);
+        assert_true(step > 2 || (report.output_error > 0 && isfinite(report.output_error)));
+        assert_ok(dsv_attention_block_report(o.attention, 1, &block, NULL));
+        assert_true(block.output_error > 0 && isfinite(block.output_error));
+    }
+    close_all(&o);
+}
+
 static void test_no_lists_without_sparse(void **state)
 {
     static const char *const off[] = {"sparse.enabled=false"};
@@ -458,6 +488,7 @@ int main(void)
         cmocka_unit_test(test_order_of_calls),
         cmocka_unit_test(test_wrong_shapes),
         cmocka_unit_test(test_state),
+        cmocka_unit_test(test_tail_and_finish),
         cmocka_unit_test(test_no_lists_without_sparse),
         cmocka_unit_test(test_prescribed_density),
     };

@@ -45,7 +45,7 @@ static void set_up(DsvConfig *config)
     static const char *const SETTINGS[] = {
         "num_frames=9",           "height=48",          "width=48",
         "codec.spatial_levels=1", "model.num_layers=4", "model.num_attention_heads=4",
-        "sparse.group=16",        "train_batch_size=1",
+        "sparse.group=16",        "sparse.grain=1",     "train_batch_size=1",
     };
     dsv_config_defaults(config);
     for (size_t i = 0; i < sizeof SETTINGS / sizeof *SETTINGS; i++)

@@ -91,7 +91,7 @@ static void info_says_what_the_table_says(void **state)
     assert_non_null(found);
     assert_string_equal(found->section, "Sparse attention");
     assert_string_equal(found->type, "number");
-    assert_string_equal(found->initial, "0.2");
+    assert_string_equal(found->initial, "0.05");
     assert_string_equal(found->range, "0 to 1");
     assert_string_equal(dsv_option_info(0)->section, "Run");
     assert_string_equal(dsv_option_info(0)->key, "output_dir");

@@ -144,7 +144,7 @@ for kind in query key both; do
 done
 
 echo "a step is timed on ranks that share a clip"
-bench=("$dsv" bench step --config "$work/empty.yaml" "${small[@]}" sparse.group=16)
+bench=("$dsv" bench step --config "$work/empty.yaml" "${small[@]}" sparse.group=16 sparse.grain=1)
 start 2 "${bench[@]}" cp_size=2 --json "$work/step.json" >"$work/said" 2>&1 || fail "bench step" "$work/said"
 [ "$(grep -c '^step_ms ' "$work/said")" = 1 ] || fail "not told once" "$work/said"
 python3 - "$work/step.json" <<'PYTHON' || fail "bench step told wrong" "$work/step.json"

@@ -211,7 +211,7 @@ static void test_settings(void **unused)
     char *page = fake_report(folder, NULL);
     char *settings = strdup(text_between(page, "<section id=\"settings\">", "</section>"));
     char *differing = strdup(text_between(settings, "<table>", "</table>"));
-    assert_int_equal(count_of(differing, "<tr>"), 5); /* the head and four options of config.yaml */
+    assert_int_equal(count_of(differing, "<tr>"), 6); /* the head and five options of config.yaml */
     assert_holds(differing, "<code>lr</code></td><td><code>0.003</code></td><td><code>");
     assert_holds(settings, "<code>sparse.<wbr>group</code>");
     assert_lacks(differing, "<code>sparse.<wbr>group</code>");

@@ -14,7 +14,12 @@ DsvConfig rig_settings(void)
     settings.sparse_group = 32;
     settings.sparse_chunk = 16;
     settings.sparse_rank = 8;
+    snprintf(settings.sparse_order, sizeof settings.sparse_order, "tube");
+    snprintf(settings.sparse_tail, sizeof settings.sparse_tail, "none");
+    settings.sparse_grain = 1;
+    settings.sparse_target_mass = 0.9;
     settings.sparse_target_density = 0;
+    settings.sparse_dense_finish = 0;
     settings.sparse_min_mass = 0.85;
     settings.seed = 7;
     return settings;
