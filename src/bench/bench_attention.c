@@ -14,6 +14,7 @@
 #include "bench/ops_timed.h"
 #include "base/threads.h"
 #include "device/carve.h"
+#include "sparse/selector.h"
 #include "sparse/sparse.h"
 
 /* A GPU adapts its clock to the power of the last few hundredths of a second. A short measurement right after
@@ -21,7 +22,7 @@
  * seconds, and only its last repetition counts. */
 #define SETTLE_S 0.06
 
-enum { PROFILE_SAMPLES = 256 }; /* number of queries for which profile (ops/profile.h) runs */
+enum { PROFILE_SAMPLES = 1024 }; /* number of queries for which profile (ops/profile.h) runs */
 /* Repetitions of steps that also measure captured mass (the fraction of exact attention that the key lists
  * hold) or renew the selector's projection of queries and keys. */
 enum { RARE_REPEATS = 3 };
@@ -206,6 +207,18 @@ static DsvStatus bench_attention_allocate(Bench *b)
     return dsvi_device_alloc_layout(b->backend.device, bench_attention_carve, b, &b->memory);
 }
 
+/* Draws one query at random from each of PROFILE_SAMPLES equal ranges of queries. Evenly spaced queries would
+ * have the same place in all groups, and the errors of a group's first and middle queries differ. Of fewer
+ * tokens some are sampled repeatedly. */
+static void draw_sample(int64_t tokens, uint64_t seed, int32_t sample[PROFILE_SAMPLES])
+{
+    if (tokens >= PROFILE_SAMPLES)
+        dsvi_draw_queries(seed, 0, 0, DSVI_DRAW_PROFILE, tokens, PROFILE_SAMPLES, sample);
+    else
+        for (int i = 0; i < PROFILE_SAMPLES; i++)
+            sample[i] = (int32_t)(i * tokens / PROFILE_SAMPLES);
+}
+
 static DsvStatus bench_attention_fill(Bench *b)
 {
     DsvStatus status = DSV_OK;
@@ -228,8 +241,7 @@ static DsvStatus bench_attention_fill(Bench *b)
         DSVI_TRY_GOTO(status, device->upload(device->stream, tensor[i], host, bytes), done);
         DSVI_TRY_GOTO(status, device->sync(device->stream), done);
     }
-    for (int i = 0; i < PROFILE_SAMPLES; i++)
-        sample[i] = (int32_t)((int64_t)i * s->tokens / PROFILE_SAMPLES);
+    draw_sample(s->tokens, (uint64_t)b->settings.seed, sample);
     DSVI_TRY_GOTO(status, device->upload(device->stream, b->sample, sample, sizeof sample), done);
     DSVI_TRY_GOTO(status, device->sync(device->stream), done);
 done:
