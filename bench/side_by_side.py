@@ -49,13 +49,13 @@ def medians(runs):
     return {key: median(key) for key in runs[0]}
 
 
-def print_table(title, columns, rows):
-    """Prints rows (name, *numbers); None is an empty cell."""
+def print_table(title, columns, rows, digits=1):
+    """Prints rows (name, *numbers) with so many decimal digits; None is an empty cell."""
     print(f"\n{title}")
     widest = max(len(row[0]) for row in rows)
     print(" " * widest + "".join(f"{column:>11}" for column in columns))
     for name, *numbers in rows:
-        cells = ("" if number is None else f"{number:.1f}" for number in numbers)
+        cells = ("" if number is None else f"{number:.{digits}f}" for number in numbers)
         print(f"{name:<{widest}}" + "".join(f"{cell:>11}" for cell in cells))
 
 
@@ -70,11 +70,17 @@ def add_record_flags(parser):
     parser.add_argument("--table", metavar="NAME", help="table of the line, as in results/tables.json")
 
 
-def record(args, device, figures):
-    """Appends one line for this run if --append is given. Figures of single turns are left out."""
+def record_rows(args, device, rows):
+    """Appends one line for each of the rows (dicts of figures) if --append is given. Figures that are dicts
+    or lists, those of single turns, are left out."""
     if not args.append:
         return
     if not args.table:
         raise SystemExit("--append needs --table NAME")
-    flat = {key: value for key, value in figures.items() if not isinstance(value, (dict, list))}
-    append_line(args.append, args.table, ["python3", *sys.argv], device, flat)
+    for figures in rows:
+        flat = {key: value for key, value in figures.items() if not isinstance(value, (dict, list))}
+        append_line(args.append, args.table, ["python3", *sys.argv], device, flat)
+
+
+def record(args, device, figures):
+    record_rows(args, device, [figures])

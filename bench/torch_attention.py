@@ -81,11 +81,11 @@ def find_fastest(args):
 
 def make_blocks(args, figures):
     """Measures FlexAttention at the density or mass that dsv has just measured."""
-    from torch_blocks import Blocks, block_mass, choose_at_random, choose_by_mass, heads_of_file
+    from torch_blocks import Blocks, choose_at_random, choose_by_mass, exact_attention, heads_of_file
     if args.heads_from:
         tensors = heads_of_file(args.heads_from, args.heads, args.tokens, args.flex)
         with torch.no_grad():
-            mass = block_mass(tensors[0][0], tensors[1][0], args.flex)
+            mass = exact_attention(*(tensor[0] for tensor in tensors[:3]), args.flex)[1]
         chosen = choose_by_mass(mass, figures["captured_mass"])
     else:
         tensors = make_tensors(args, "BNSD")

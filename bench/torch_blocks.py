@@ -22,17 +22,29 @@ def cube_order(grid, block):
     return numbers.permute(0, 2, 4, 1, 3, 5).reshape(-1)
 
 
-def block_mass(q, k, block):
-    """(N, query blocks, key blocks): share of the exact attention of a block's queries, from (N, S, D)."""
+def exact_attention(q, k, v, block):
+    """Of (N, S, D) tensors the exact output in F32, and (N, query blocks, key blocks): the share of the exact
+    attention of a block's queries that a block of keys has."""
     heads, tokens, size = q.shape
+    out = torch.empty(heads, tokens, size, device=q.device)
     mass = torch.empty(heads, tokens // block, tokens // block, device=q.device)
     for head in range(heads):
-        keys = k[head].float().T
+        keys, values = k[head].float().T, v[head].float()
         for first in range(0, tokens, QUERIES_AT_ONCE):
             rows = (q[head, first:first + QUERIES_AT_ONCE].float() @ keys * size ** -0.5).softmax(-1)
+            out[head, first:first + len(rows)] = rows @ values
             rows = rows.reshape(-1, block, tokens // block, block).sum(-1).mean(1)
             mass[head, first // block:first // block + len(rows)] = rows
-    return mass
+    return out, mass
+
+
+def pooled_mass(q, k, block):
+    """An estimate of the second result of exact_attention: attention of mean queries to mean keys of
+    blocks."""
+    heads, tokens, size = q.shape
+    shape = heads, tokens // block, block, size
+    q, k = (tensor.reshape(shape).mean(2, dtype=torch.float32) for tensor in (q, k))
+    return (q @ k.transpose(1, 2) * size ** -0.5).softmax(-1)
 
 
 def choose_by_mass(mass, wanted):
@@ -44,6 +56,14 @@ def choose_by_mass(mass, wanted):
         count = int((ordered.cumsum(0) < wanted * ordered.sum()).sum()) + 1
         chosen[head].view(-1)[order[:count]] = True
     return chosen.scatter_(-1, mass.argmax(-1, keepdim=True), True)
+
+
+def choose_by_share(mass, density):
+    """(N, query blocks, key blocks) bool: the fraction `density` of all blocks, above one threshold for all
+    heads, and the best block of each row."""
+    count = max(1, round(density * mass.numel()))
+    threshold = mass.flatten().kthvalue(mass.numel() - count + 1).values
+    return (mass >= threshold).scatter_(-1, mass.argmax(-1, keepdim=True), True)
 
 
 def choose_at_random(heads, blocks, density, device):
@@ -78,16 +98,21 @@ class Blocks:
         return {"flex_fwd_ms": 1e3 * (middle - start), "flex_bwd_ms": 1e3 * (end - middle)}
 
 
+def read_heads(path, device):
+    """q, k and v (N, S, D), bf16, of a file for --heads-from, and their grid (frames, rows, columns)."""
+    from safetensors import safe_open
+    with safe_open(path, "pt", device=device) as file:
+        grid = [int(cells) for cells in (file.metadata() or {}).get("grid", "0x0x0").split("x")]
+        return [file.get_tensor(name).to(torch.bfloat16) for name in "qkv"], grid
+
+
 def heads_of_file(path, heads, tokens, block):
     """q, k, v (1, N, S, D) and the gradient, as `dsv bench attention --heads-from` makes them, in cubes."""
-    from safetensors import safe_open
-    with safe_open(path, "pt", device="cuda") as file:
-        grid = [int(cells) for cells in (file.metadata() or {}).get("grid", "0x0x0").split("x")]
-        stored = [file.get_tensor(name) for name in "qkv"]
+    stored, grid = read_heads(path, "cuda")
     copies = tokens // stored[0].shape[1]
     order = cube_order([grid[0] * copies, *grid[1:]], block)
     tensors = []
     for tensor in stored:
         tensor = tensor[torch.arange(heads) % len(tensor)].repeat(1, copies, 1)
-        tensors.append((tensor if order is None else tensor[:, order])[None].to(torch.bfloat16).contiguous())
+        tensors.append((tensor if order is None else tensor[:, order])[None].contiguous())
     return [tensor.requires_grad_() for tensor in tensors] + [torch.randn_like(tensors[0])]
