@@ -8,6 +8,9 @@ begin=$(date +%s)
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3} dsv=${DSV:-$here/../build/cuda/dsv}
 gpus=${GPUS:-0} config=learn_gpu.yaml settings=
+# Options of learn_large.yaml for 16,384 tokens and heads as wide as those of published models.
+large_16k="height=128 width=128 train_batch_size=1 model.num_attention_heads=6 model.attention_head_dim=128
+    data.workers=4 data.cache_mb=3200"
 
 # The tiny model of the part cpu, which shows in a minute that a script works.
 use_cpu() {

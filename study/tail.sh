@@ -9,7 +9,7 @@
 #     7m-rules the same model: rules that differ in one part each
 #     7m-cube  the same model: rules that combine the parts that help
 #     100m     more than 100 million parameters, 4,096 tokens
-#     100m-long  the same model with 16,384 tokens
+#     100m-16k a model of as many parameters with heads of 128, 16,384 tokens: the rule that learns best
 #     cpu      a tiny model on the CPU: shows that everything works
 # The clips are made by moving_shapes.py, so many that few windows are met twice. The same command continues a
 # stopped part as long as OUT is there. tail_table.py makes tables from the archives of several sessions.
@@ -19,7 +19,7 @@ set -eu
 out=$1 seconds=$2 seeds=$3 part=${4:-7m}
 . "$(dirname "$0")/part.sh"
 
-jobs=17 alone=
+jobs=17 alone= dense=dense,dense-again
 size="--height 64 --width 512 --frames 93 --shapes 20" held=64
 settings="data.workers=4 data.cache_mb=2600 validation.clips=64"
 pairs="lists5 lists10 lists20 lists5-query64 lists5-query16 lists2-query16 lists5-key64 lists5-key16
@@ -40,16 +40,14 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
         lists2-query64-cube-grain8 lists20-cube-grain8 lists5-cube-grain8" ;;
 100m) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 early=
     alone=lists20 pairs="lists5-query64 lists5-query64-cube-grain8" ;;
-100m-long) config=learn_large.yaml clips=128 steps=1000 trunk=600 jobs=2 held=16
-    size="--height 128 --width 512 --frames 93 --shapes 20"
-    settings="data.workers=4 data.cache_mb=4000 validation.clips=16 height=128 width=128"
-    settings="$settings train_batch_size=1"
-    pairs="lists20 lists5-query64 lists5-query16" early= ;;
+100m-16k) config=learn_large.yaml clips=160 steps=700 trunk=420 jobs=3 held=16
+    size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
+    dense=dense pairs=lists5-query64-cube-grain8 early= ;;
 cpu) use_cpu; steps=60 trunk=30 jobs=2 early=lists5-query64 ;;
-*) echo "tail.sh: PART is $part, expected pilot, 7m, 100m, 100m-long or cpu" >&2; exit 2 ;;
+*) echo "tail.sh: PART is $part, expected pilot, 7m, 7m-rules, 7m-cube, 100m, 100m-16k or cpu" >&2; exit 2 ;;
 esac
 jobs=$((jobs * $(echo "${gpus:-0}" | tr , ' ' | wc -w)))
-names=dense,dense-again
+names=$dense
 for name in $alone; do names=$names,$name; done
 for name in $pairs; do names=$names,$name,$name-finish; done
 for name in $early; do names=$names,$name-from10,$name-from10-finish; done

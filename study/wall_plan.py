@@ -2,7 +2,7 @@
 """Writes the plans of wall.sh for learn.py.
 
     wall_plan.py times STEPS PLAN.json
-    wall_plan.py train TIMES PLAN.json --seconds S --seeds N [--most STEPS]
+    wall_plan.py train TIMES PLAN.json --seconds S --runs N [--variants NAME,...] [--most STEPS]
 
 `times` plans runs that each have the GPU alone, to measure a step. `train` reads their folder TIMES and plans
 the runs whose losses are compared. All take the same time with a GPU alone:
@@ -12,8 +12,8 @@ the runs whose losses are compared. All take the same time with a GPU alone:
     lists-dense-end  the same with dense attention in the last 15 % of the steps
 
 Every run begins at step 0, and its learning rate falls to 0 over its own steps. The dense run gets as many
-steps, at most --most, as let 3 runs for each of N seeds finish in about S seconds on one GPU. Needs only
-Python."""
+steps, at most --most, as let N runs, those of all variants and seeds, finish in about S seconds on one GPU.
+Needs only Python."""
 import argparse
 import json
 import pathlib
@@ -48,7 +48,7 @@ def step_ms(folder):
 
 def train_plan(args):
     times = {name: step_ms(args.times / name) for name in time_variants(0)}
-    steps = min(args.most, int(USED * args.seconds * 1000 / (3 * args.seeds * times["dense"])))
+    steps = min(args.most, int(USED * args.seconds * 1000 / (args.runs * times["dense"])))
     if steps < 1:
         raise SystemExit(f"wall_plan.py: {args.seconds:.0f} s are too short for a step of each run")
 
@@ -62,7 +62,10 @@ def train_plan(args):
 
     variants = {"dense": DENSE + [f"max_train_steps={steps}"], "lists": lists(equal(0)),
                 "lists-dense-end": lists(equal(FINISH), f"sparse.dense_finish={FINISH}")}
-    return {"variants": variants, "step_ms": times}
+    unknown = [name for name in args.variants if name not in variants]
+    if unknown:
+        raise SystemExit(f"wall_plan.py: {unknown[0]} is no variant; these are: {', '.join(variants)}")
+    return {"variants": {name: variants[name] for name in args.variants}, "step_ms": times}
 
 
 def main():
@@ -76,7 +79,9 @@ def main():
     for verb in (times, train):
         verb.add_argument("plan", type=path)
     train.add_argument("--seconds", type=float, required=True)
-    train.add_argument("--seeds", type=int, required=True)
+    train.add_argument("--runs", type=int, required=True)
+    train.add_argument("--variants", type=lambda text: text.split(","),
+                       default=["dense", "lists", "lists-dense-end"])
     train.add_argument("--most", type=int, default=100000)
     args = parser.parse_args()
     plan = train_plan(args) if args.verb == "train" else {"variants": time_variants(args.steps)}

@@ -56,7 +56,7 @@ def test_wall_plan(work):
         (work / "times" / name / "seed-0").mkdir(parents=True)
         lines = [json.dumps({"step_ms": 500 if step < 20 else ms}) for step in range(60)]
         (work / "times" / name / "seed-0" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    call("wall_plan.py", "train", work / "times", work / "wall.json", "--seconds", 300, "--seeds", 3)
+    call("wall_plan.py", "train", work / "times", work / "wall.json", "--seconds", 300, "--runs", 9)
     variants = json.loads((work / "wall.json").read_text())["variants"]
     steps = {name: int(option(options, "max_train_steps")) for name, options in variants.items()}
     dense = steps["dense"] * times["dense"]
