@@ -252,12 +252,56 @@ static void names_the_least_memory(void **state)
     dsvi_cpu_close(&rig.backend);
 }
 
+/* Published sizes are divided so that rows of strips fill the tiles of convolutions, in a few GiB. */
+static void published_sizes_fill_tiles(void **state)
+{
+    static const struct {
+        int64_t base_dim, decoder_base_dim, z_dim, patch, frames, height, width;
+        double waste, gib; /* at most */
+    } cases[] = {
+        {160, 256, 48, 2, 121, 704, 1280, 0.03, 7.5}, /* Wan 2.2 TI2V-5B */
+        {96, 96, 16, 1, 81, 480, 832, 0.12, 2.5},
+        {96, 96, 16, 1, 81, 720, 1280, 0.15, 3},
+    };
+    DsviBackend backend;
+    (void)state;
+    assert_ok(dsvi_cpu_open("auto", 2, &backend));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const DsviVaeConfig config = {
+            .base_dim = cases[i].base_dim,
+            .decoder_base_dim = cases[i].decoder_base_dim,
+            .z_dim = cases[i].z_dim,
+            .levels = 4,
+            .dim_mult = {1, 2, 4, 4},
+            .num_res_blocks = 2,
+            .patch = cases[i].patch,
+            .residual = cases[i].patch > 1,
+            .temporal_downsample = {false, true, true},
+        };
+        DsviVaeHalf half;
+        DsviVaeLayout layout;
+        uint64_t least;
+        assert_ok(dsvi_vae_half_make(&config, true, &half));
+        assert_ok(dsvi_vae_layout_make(&backend, DSVI_BF16, &config, &half, true, cases[i].frames,
+                                       cases[i].height, cases[i].width, 0, &layout, &least));
+        double waste = dsvi_vae_tile_waste(&layout.strips), gib = (double)layout.bytes / (double)(1 << 30);
+        if (!(waste <= cases[i].waste && gib <= cases[i].gib))
+            fail_msg("%lld x %lld x %lld: %.1f %% of the products are waste, in %.2f GiB",
+                     (long long)cases[i].frames, (long long)cases[i].height, (long long)cases[i].width,
+                     100 * waste, gib);
+        dsvi_vae_layout_free(&layout);
+        dsvi_vae_half_free(backend.device, &half);
+    }
+    dsvi_cpu_close(&backend);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(limits_of_memory_change_no_bit),
         cmocka_unit_test(strips_and_chunks_change_no_bit),
         cmocka_unit_test(names_the_least_memory),
+        cmocka_unit_test(published_sizes_fill_tiles),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -8,8 +8,6 @@
 #include "base/fs.h"
 #include "model/vae/vae_layout.h"
 
-#define OWN_CHOICE_ROOM ((uint64_t)8 << 30) /* bytes that suffice for the VAE's own choice of a limit */
-
 struct DsviVae {
     DsviBackend *backend;
     DsviVaeConfig config;
@@ -88,38 +86,47 @@ static double gib(uint64_t bytes)
     return ceil((double)bytes / (double)(1 << 30) * 1000) / 1000;
 }
 
-/* Makes the layout for a call. The caller frees it, also after failure. */
+/* Bytes that are free on the device, at least 1. */
+static uint64_t device_room(DsviDevice *device)
+{
+    size_t used = device->memory_used(device);
+    return device->memory_bytes > used ? device->memory_bytes - used : 1;
+}
+
+/* Makes the layout for a call. The caller frees it, also after failure. If the options set no limit and the
+ * device has too little free memory, the layout takes the least memory, and allocating it fails. */
 static DsvStatus make_layout(const DsviVae *vae, bool decode, int64_t frames, int64_t height, int64_t width,
                              DsviVaeLayout *out)
 {
-    uint64_t limit = vae->options.memory_bytes, weights = vae->halves[0].bytes + vae->halves[1].bytes;
-    uint64_t least;
+    uint64_t wanted = vae->options.memory_bytes, weights = vae->halves[0].bytes + vae->halves[1].bytes;
+    uint64_t limit = device_room(vae->backend->device), least;
     *out = (DsviVaeLayout){0};
     if (!vae->halves[decode].memory)
         return DSVI_FAIL(DSV_E_USAGE, "the %s of the VAE is not loaded, expected it to be",
                          decode ? "decoder" : "encoder");
     DSVI_TRY(dsvi_vae_check_size(&vae->config, frames, height, width));
-    if (limit > 0)
-        limit = limit > weights ? limit - weights : 1;
+    if (wanted > 0)
+        limit = wanted > weights ? wanted - weights : 1;
     DsvStatus status = dsvi_vae_layout_make(vae->backend, vae->options.act, &vae->config,
                                             &vae->halves[decode], decode, frames, height, width, limit, out,
                                             &least);
-    if (status == DSV_E_NO_MEMORY && least > 0)
+    if (status != DSV_E_NO_MEMORY || least == 0)
+        return status;
+    if (wanted > 0)
         return DSVI_FAIL(DSV_E_NO_MEMORY,
                          "memory_gib=%.6g does not suffice to %s %lld frames of %lld x %lld with the VAE, "
                          "expected at least %.3f",
-                         (double)vae->options.memory_bytes / (double)(1 << 30), decode ? "decode" : "encode",
-                         (long long)frames, (long long)height, (long long)width, gib(least + weights));
-    return status;
+                         (double)wanted / (double)(1 << 30), decode ? "decode" : "encode", (long long)frames,
+                         (long long)height, (long long)width, gib(least + weights));
+    dsvi_vae_layout_free(out);
+    return dsvi_vae_layout_make(vae->backend, vae->options.act, &vae->config, &vae->halves[decode], decode,
+                                frames, height, width, least, out, &least);
 }
 
 uint64_t dsvi_vae_memory_limit(DsviDevice *device, uint64_t wanted)
 {
-    size_t used = device->memory_used(device);
-    uint64_t room = device->memory_bytes > used ? device->memory_bytes - used : 1;
-    if (wanted == 0 && room >= OWN_CHOICE_ROOM)
-        return 0;
-    return wanted > 0 && wanted <= room ? wanted : room;
+    uint64_t room = device_room(device);
+    return wanted <= room ? wanted : room;
 }
 
 double dsvi_vae_worked(const DsviVae *vae)

@@ -42,8 +42,8 @@ typedef struct DsviVae DsviVae;
 typedef struct DsviVaeOptions {
     DsviDtype act;         /* F32 or BF16 */
     bool encode, decode;   /* which half is loaded */
-    uint64_t memory_bytes; /* limit of the device memory; 0: none. DSV_E_NO_MEMORY names the least that
-                            * suffices */
+    uint64_t memory_bytes; /* limit of the device memory; 0: what is free on the device when a call begins.
+                            * DSV_E_NO_MEMORY names the least that suffices */
 } DsviVaeOptions;
 
 /* Opens a VAE: a folder with config.json and weights, or a safetensors file with the names of diffusers or of
@@ -58,9 +58,8 @@ void dsvi_vae_factors(const DsviVaeConfig *config, int64_t *temporal, int64_t *s
 /* Fails with DSV_E_SHAPE and the nearest possible size unless the VAE takes videos of this size: 1 + temporal
  * k frames, and multiples of `spatial` rows and columns. */
 DsvStatus dsvi_vae_check_size(const DsviVaeConfig *config, int64_t frames, int64_t height, int64_t width);
-/* Returns a limit for DsviVaeOptions: `wanted`, but at most what is free on the device. 0, the VAE's own
- * choice, if `wanted` is 0 and enough is free for this choice. Small pieces are as fast as large ones, and
- * the host copies the next piece while the device computes. */
+/* Returns a limit for DsviVaeOptions: `wanted`, but at most what is free on the device; 0 if `wanted` is 0.
+ */
 uint64_t dsvi_vae_memory_limit(DsviDevice *device, uint64_t wanted);
 /* Bytes of device memory that encoding or decoding a video (3, frames, height, width) takes under the
  * options' limit, weights included. */

@@ -1,22 +1,24 @@
 /* Chooses strips and chunks for the memory that is allowed. See vae_layout.h.
  *
- * Smaller pieces take less memory and copy more rows and frames between pieces. The plan counts the memory of
- * a candidate with the function that later carves the memory, so the figures are exact. */
+ * Smaller pieces take less memory, copy more rows and frames between pieces, and fill fewer of the tiles in
+ * which kernels convolve. The plan counts the memory of a candidate with the function that later carves the
+ * memory, so the figures are exact. */
 #include "model/vae/vae_layout.h"
 
 #include <stdlib.h>
 
 #include "device/carve.h"
 
-/* More memory than this, or than twice the least, gains little time. */
-static const uint64_t ENOUGH_BYTES = (uint64_t)3 << 30;
+/* The share of additional work that is worth a GiB of memory. */
+static const double GIB_COST = 0.02;
 
 enum { WHOLE_CHUNK_MAX = 16, CANDIDATES_MAX = 4096 };
 
 /* Pieces: rows of a strip and frames of a chunk, both counted in the latents. */
 typedef struct Pieces {
     int64_t rows, frames;
-    double cost; /* share of additional work, roughly */
+    size_t bytes; /* without the workspace of convolutions */
+    double cost;  /* share of additional work, roughly, and the memory's cost */
 } Pieces;
 
 typedef struct Chooser {
@@ -51,16 +53,6 @@ static void layout_carve(void *context, DsviArena *arena)
         layout->bytes = arena->used;
 }
 
-/* Per piece a convolution copies two rows and two frames twice; at full resolution a latent row is 8 rows and
- * a latent frame 4 frames. The last term is the time of starting the work of a piece. */
-static double pieces_cost(const Chooser *c, int64_t rows, int64_t frames)
-{
-    double strips = (double)((c->latent_height + rows - 1) / rows);
-    double chunks = (double)((c->latent_frames + frames - 1) / frames);
-    return (strips > 1 ? 0.5 / (double)rows : 0) + (chunks > 1 ? 1.0 / (double)frames : 0) +
-           0.001 * strips * chunks;
-}
-
 static int by_cost(const void *a, const void *b)
 {
     const Pieces *x = a, *y = b;
@@ -68,6 +60,28 @@ static int by_cost(const void *a, const void *b)
         return x->cost < y->cost ? -1 : 1;
     return x->rows != y->rows ? (x->rows > y->rows ? -1 : 1)
                               : (x->frames > y->frames) - (x->frames < y->frames);
+}
+
+/* Divides the pass in strips; returns its bytes without the workspace of convolutions. */
+static size_t strips_bytes(Chooser *c, const Pieces *pieces)
+{
+    dsvi_vae_pass_divide(&c->layout->strips, pieces->rows * c->spatial / c->patch, pieces->frames);
+    return pass_bytes(c->layout, &c->layout->strips);
+}
+
+/* Computes bytes and cost of a candidate. Between pieces a convolution copies two rows and two frames twice;
+ * at full resolution a latent row is 8 or 16 rows and a latent frame 4 frames. The last term of the work is
+ * the time of starting a piece. The factors follow from counts of products and copied bytes for an H200. */
+static Pieces pieces_of(Chooser *c, int64_t rows, int64_t frames)
+{
+    Pieces pieces = {.rows = rows, .frames = frames};
+    double strips = (double)((c->latent_height + rows - 1) / rows);
+    double chunks = (double)((c->latent_frames + frames - 1) / frames);
+    pieces.bytes = strips_bytes(c, &pieces);
+    pieces.cost = dsvi_vae_tile_waste(&c->layout->strips) + (strips > 1 ? 0.05 / (double)rows : 0) +
+                  (chunks > 1 ? 0.08 / (double)frames : 0) + 0.0005 * strips * chunks +
+                  GIB_COST * (double)pieces.bytes / (double)(1 << 30);
+    return pieces;
 }
 
 /* Lists chunks of 1, 2, 3, 4, 6, 8, 12, ... frames and of all frames, each with all heights of strips that
@@ -84,7 +98,7 @@ static DsvStatus list_candidates(Chooser *c)
             if (rows == before)
                 continue;
             before = rows;
-            c->candidates[c->count++] = (Pieces){rows, frames, pieces_cost(c, rows, frames)};
+            c->candidates[c->count++] = pieces_of(c, rows, frames);
         }
         if (frames == c->latent_frames)
             break;
@@ -95,13 +109,6 @@ static DsvStatus list_candidates(Chooser *c)
     return DSV_OK;
 }
 
-/* Divides the pass in strips; returns its bytes without the workspace of convolutions. */
-static size_t strips_bytes(Chooser *c, const Pieces *pieces)
-{
-    dsvi_vae_pass_divide(&c->layout->strips, pieces->rows * c->spatial / c->patch, pieces->frames);
-    return pass_bytes(c->layout, &c->layout->strips);
-}
-
 static DsvStatus measured_bytes(Chooser *c, DsviVaePass *pass, uint64_t *bytes)
 {
     DSVI_TRY(dsvi_vae_pass_measure(pass));
@@ -110,50 +117,41 @@ static DsvStatus measured_bytes(Chooser *c, DsviVaePass *pass, uint64_t *bytes)
     return DSV_OK;
 }
 
-/* Takes the candidate that needs least memory. It has one latent frame in a chunk. */
+/* Takes the candidate that needs least memory. */
 static DsvStatus take_least(Chooser *c, uint64_t *bytes)
 {
-    const Pieces *least = NULL;
-    size_t least_bytes = 0;
-    for (size_t i = 0; i < c->count; i++) {
-        if (c->candidates[i].frames > 1)
-            continue;
-        size_t candidate = strips_bytes(c, &c->candidates[i]);
-        if (!least || candidate < least_bytes) {
-            least = &c->candidates[i];
-            least_bytes = candidate;
-        }
-    }
+    const Pieces *least = &c->candidates[0];
+    for (size_t i = 1; i < c->count; i++)
+        least = c->candidates[i].bytes < least->bytes ? &c->candidates[i] : least;
     strips_bytes(c, least);
     return measured_bytes(c, &c->layout->strips, bytes);
 }
 
-/* Chooses the cheapest pieces that fit, else those with the least memory. Sets the limit for these and all
- * later choices to what is worth to use. */
+/* Chooses the cheapest pieces that fit, else those with the least memory. */
 static DsvStatus choose_strips(Chooser *c, uint64_t *bytes)
 {
-    DSVI_TRY(take_least(c, bytes));
-    uint64_t enough = *bytes * 2 > ENOUGH_BYTES ? *bytes * 2 : ENOUGH_BYTES;
-    c->limit = c->limit == 0 || c->limit > enough ? enough : c->limit;
-    c->workspace = 0;
     for (size_t i = 0; i < c->count; i++) {
-        *bytes = strips_bytes(c, &c->candidates[i]) + c->workspace;
-        if (*bytes > c->limit)
+        const Pieces *pieces = &c->candidates[i];
+        if (c->limit > 0 && pieces->bytes + c->workspace > c->limit)
             continue;
+        strips_bytes(c, pieces);
         DSVI_TRY(measured_bytes(c, &c->layout->strips, bytes));
-        if (*bytes <= c->limit)
+        if (c->limit == 0 || *bytes <= c->limit)
             return DSV_OK;
     }
     return take_least(c, bytes);
 }
 
-static DsvStatus choose_whole(Chooser *c, uint64_t *bytes)
+/* Chooses the pieces of the pass over whole frames, which may take as much memory as the strips without a
+ * limit. */
+static DsvStatus choose_whole(Chooser *c, uint64_t strips_taken, uint64_t *bytes)
 {
     int64_t frames = c->latent_frames < WHOLE_CHUNK_MAX ? c->latent_frames : WHOLE_CHUNK_MAX;
+    uint64_t limit = c->limit > 0 ? c->limit : strips_taken;
     for (;; frames = (frames + 1) / 2) {
         dsvi_vae_pass_divide(&c->layout->whole, c->latent_height, frames);
         DSVI_TRY(measured_bytes(c, &c->layout->whole, bytes));
-        if (*bytes <= c->limit || frames == 1)
+        if (*bytes <= limit || frames == 1)
             return DSV_OK;
     }
 }
@@ -202,7 +200,7 @@ DsvStatus dsvi_vae_layout_make(DsviBackend *backend, DsviDtype act, const DsviVa
     DSVI_TRY_GOTO(status, make_passes(&c, act, half, temporal), done);
     DSVI_TRY_GOTO(status, list_candidates(&c), done);
     DSVI_TRY_GOTO(status, choose_strips(&c, &strips), done);
-    DSVI_TRY_GOTO(status, choose_whole(&c, &whole), done);
+    DSVI_TRY_GOTO(status, choose_whole(&c, strips, &whole), done);
     DsviArena arena;
     dsvi_arena_plan(&arena);
     layout_carve(out, &arena);

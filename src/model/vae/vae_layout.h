@@ -20,9 +20,9 @@ typedef struct DsviVaeLayout {
     void *memory;
 } DsviVaeLayout;
 
-/* Chooses the pieces so that the whole takes at most `limit` bytes of device memory, or a sensible amount if
- * limit is 0. Allocates nothing. DSV_E_NO_MEMORY if it cannot; *least is then what suffices. The caller frees
- * *out, also after failure. */
+/* Chooses the pieces so that the whole takes at most `limit` bytes of device memory (0: no limit), and no
+ * more than helps. Allocates nothing. DSV_E_NO_MEMORY if it cannot; *least is then what suffices. The caller
+ * frees *out, also after failure. */
 DsvStatus dsvi_vae_layout_make(DsviBackend *backend, DsviDtype act, const DsviVaeConfig *config,
                                const DsviVaeHalf *half, bool decode, int64_t frames, int64_t height,
                                int64_t width, uint64_t limit, DsviVaeLayout *out, uint64_t *least);

@@ -226,6 +226,7 @@ void dsvi_vae_pass_divide(DsviVaePass *pass, int64_t strip_rows, int64_t chunk_f
     pass->strip_rows = strip_rows;
     pass->chunk_frames = chunk_frames;
     pass->workspace_bytes = 0;
+    pass->products = pass->tile_products = 0;
     memset(pass->most_rows, 0, (size_t)(pass->count + 1) * sizeof *pass->most_rows);
     pass_reset_rows(pass);
     for (int64_t i = 0; i < pass->count; i++)
@@ -235,11 +236,18 @@ void dsvi_vae_pass_divide(DsviVaePass *pass, int64_t strip_rows, int64_t chunk_f
         dsvi_vae_shortcuts_raise(pass);
         for (int64_t b = 0; b <= pass->count; b++)
             pass->most_rows[b] = larger(pass->most_rows[b], pass->blocks[b].hi - pass->blocks[b].lo);
-        for (int64_t i = 0; i < pass->count; i++)
+        for (int64_t i = 0; i < pass->count; i++) {
             pass->steps[i].mid_rows = larger(pass->steps[i].mid_rows,
                                              pass->steps[i].mid_hi - pass->steps[i].mid_lo);
+            dsvi_vae_stage_count_products(pass, i);
+        }
     }
     pass_set_slack(pass);
+}
+
+double dsvi_vae_tile_waste(const DsviVaePass *pass)
+{
+    return pass->products > 0 ? pass->tile_products / pass->products - 1 : 0;
 }
 
 /* Sets strides of all blocks, and the memory of those that do not share the memory of the block before.

@@ -86,6 +86,8 @@ typedef struct DsviVaePass {
     int64_t latent_frames;   /* of the video */
     int64_t strip_rows;      /* rows of a strip at the end where strips are equal */
     int64_t chunk_frames;    /* latent frames of a chunk */
+    double products, tile_products; /* of convolutions, for one latent frame of all strips: those that count,
+                                     * and those that whole tiles compute */
     DsviVaeEnd source, target;
 
     DsviVaeBound *bounds;               /* (count + 1) */
@@ -116,6 +118,9 @@ void dsvi_vae_pass_free(DsviVaePass *pass);
 /* Chooses the pieces; 1 <= strip_rows <= rows at the end where strips are equal, 1 <= chunk_frames <=
  * latent_frames. The workspace of convolutions becomes 0. */
 void dsvi_vae_pass_divide(DsviVaePass *pass, int64_t strip_rows, int64_t chunk_frames);
+/* Returns the share of the products of convolutions that kernels compute in vain because the rows of a strip
+ * do not fill their tiles, relative to all products that count. Kernels for Hopper have tiles of 16 rows. */
+double dsvi_vae_tile_waste(const DsviVaePass *pass);
 /* Takes the pass's device memory from an arena. */
 void dsvi_vae_pass_carve(DsviVaePass *pass, DsviArena *arena);
 /* Computes the workspace that the convolutions of all pieces need; dsvi_vae_pass_carve takes it then. */
@@ -138,6 +143,8 @@ int64_t dsvi_vae_frames_before(const DsviVaePass *pass, int64_t b, int64_t laten
 /* Most frames at boundary b in any chunk. */
 int64_t dsvi_vae_most_frames(const DsviVaePass *pass, int64_t b);
 
+/* Adds the products of stage i in the current strip to `products` and `tile_products`. */
+void dsvi_vae_stage_count_products(DsviVaePass *pass, int64_t i);
 /* Takes edges and scratch memory of a stage from an arena: what lives between pieces, and what does not. */
 void dsvi_vae_stage_carve_edges(DsviVaePass *pass, int64_t i, DsviArena *arena);
 void dsvi_vae_stage_carve_scratch(DsviVaePass *pass, int64_t i, DsviArena *arena);

@@ -1,7 +1,10 @@
 /* Runs one stage of a VAE on one piece, and keeps what the next pieces need. See vae_pass.h. */
 #include "model/vae/vae_pass.h"
 
-enum { UPSCALED_FRAMES = 4 }; /* frames that are enlarged together; all frames are independent here */
+enum {
+    UPSCALED_FRAMES = 4, /* frames that are enlarged together; all frames are independent here */
+    TILE_ROWS = 16       /* of kernels that convolve on Hopper */
+};
 
 static int64_t smaller_of(int64_t a, int64_t b)
 {
@@ -112,6 +115,27 @@ DsvStatus dsvi_vae_conv(DsviVaePass *pass, const DsviVaeConv *conv, const DsviVa
     size_t bytes = DSVI_OP_WORKSPACE(pass->backend->ops.conv, stream, &args);
     pass->workspace_bytes = bytes > pass->workspace_bytes ? bytes : pass->workspace_bytes;
     return DSV_OK;
+}
+
+static void count_products(DsviVaePass *pass, int64_t i, const DsviVaeConv *conv, int64_t rows)
+{
+    const DsviVaeBound *bound = &pass->bounds[i + 1];
+    double row = (double)(bound->factor * bound->width) * (double)(conv->in * conv->out) *
+                 (double)(conv->kernel[0] * conv->kernel[1] * conv->kernel[2]);
+    pass->products += row * (double)rows;
+    pass->tile_products += row * (double)((rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS);
+}
+
+void dsvi_vae_stage_count_products(DsviVaePass *pass, int64_t i)
+{
+    const DsviVaeStage *stage = &pass->stages[i];
+    const DsviVaeStep *step = &pass->steps[i];
+    int64_t rows = pass->blocks[i + 1].hi - pass->blocks[i + 1].lo;
+    if (stage->kind == DSVI_VAE_SAVE)
+        return;
+    for (int k = 0; k < 3; k++)
+        count_products(pass, i, &stage->conv[k],
+                       stage->kind == DSVI_VAE_RESIDUAL && k == 0 ? step->mid_hi - step->mid_lo : rows);
 }
 
 /* Rows of the strip above that are kept for a strip whose new rows begin at `lo`. */
