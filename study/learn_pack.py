@@ -3,10 +3,10 @@
 
     learn_pack.py OUT ARCHIVE.tar.gz
 
-The archive holds study.json and for each run VARIANT/seed-K/validation.jsonl, and metrics.jsonl with the
-figures that tail_table.py and learn_table.py read. Unpack the archives of several sessions into one folder. A
-run counts as finished if validation.jsonl has the last step. Exits with status 1 if no run has finished.
-Needs only Python."""
+The archive holds study.json and for each run VARIANT/seed-K/validation.jsonl, and metrics.jsonl and
+blocks.jsonl with the figures that programs make tables of. Unpack the archives of several sessions into one
+folder. A run counts as finished if validation.jsonl has the last step. Exits with status 1 if no run has
+finished. Needs only Python."""
 import io
 import json
 import pathlib
@@ -15,7 +15,8 @@ import tarfile
 
 from common import steps_of
 
-KEYS = ["step", "loss", "density", "captured_mass", "output_error", "step_ms", "loss_bins"]
+KEYS = {"metrics": ["step", "loss", "density", "captured_mass", "output_error", "step_ms", "loss_bins"],
+        "blocks": ["step", "block", "sparse", "density", "captured_mass", "share90"]}
 
 
 def rounded(value):
@@ -24,10 +25,10 @@ def rounded(value):
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def short(line):
-    """The figures of a step that the tables are made of, with six digits."""
+def short(line, keys):
+    """The figures of a line that the tables are made of, with six digits."""
     values = json.loads(line)
-    return json.dumps({key: rounded(values.get(key)) for key in KEYS}, separators=(",", ":"))
+    return json.dumps({key: rounded(values.get(key)) for key in keys}, separators=(",", ":"))
 
 
 def add(archive, name, text):
@@ -48,9 +49,10 @@ def main():
             lines, name = path.read_text().splitlines(), path.parent.relative_to(out)
             if not lines or json.loads(lines[-1])["step"] != steps_of(json.loads(study), name.parts[0]):
                 continue
-            metrics = (path.parent / "metrics.jsonl").read_text().splitlines()
             add(archive, f"{name}/validation.jsonl", "\n".join(lines) + "\n")
-            add(archive, f"{name}/metrics.jsonl", "\n".join(map(short, metrics)) + "\n")
+            for file, keys in KEYS.items():
+                kept = (path.parent / f"{file}.jsonl").read_text().splitlines()
+                add(archive, f"{name}/{file}.jsonl", "".join(f"{short(line, keys)}\n" for line in kept))
             packed += 1
     size = pathlib.Path(sys.argv[2]).stat().st_size
     print(f"{sys.argv[2]}: {packed} finished runs, {size / 2**20:.1f} MiB")

@@ -34,6 +34,7 @@ if not record.exists() or f'"step": {last},' not in record.read_text():
     with open(record, "a") as file:
         file.write(json.dumps({"step": last, "loss": loss, "bins": levels}) + "\\n")
 (run / "metrics.jsonl").write_text(json.dumps({"step": last}) + "\\n")
+(run / "blocks.jsonl").touch()
 for step in {last, int(options.get("checkpointing_steps", last))}:
     (run / f"checkpoint-{step}").mkdir(exist_ok=True)
 """
