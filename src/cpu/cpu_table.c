@@ -33,7 +33,7 @@ static void fill_levels(DsviIsa isa, DsviOps *ops)
     if (isa >= DSVI_ISA_BASE) {
         DSVI_SIMD_FILLS(FILL, base)
     }
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(DSVI_BASE_ISA)
     if (isa >= DSVI_ISA_AVX2) {
         DSVI_SIMD_FILLS(FILL, avx2)
     }

@@ -26,7 +26,7 @@ const char *dsvi_isa_name(DsviIsa isa)
     return LEVEL_NAME[isa];
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(DSVI_BASE_ISA)
 
 #include <cpuid.h>
 #include <sys/syscall.h>

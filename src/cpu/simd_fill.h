@@ -45,7 +45,7 @@ extern "C" {
 
 #define DSVI_SIMD_FILL_DECLARE(name, level) void dsvi_fill_##name##_##level(DsviOps *ops);
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, base)
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(DSVI_BASE_ISA)
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, avx2)
 DSVI_SIMD_FILLS(DSVI_SIMD_FILL_DECLARE, avx512)
 DSVI_SIMD_PAIR_FILLS(DSVI_SIMD_FILL_DECLARE, avx512_bf16)
