@@ -1,10 +1,9 @@
 #!/bin/sh
-# test_install.sh BUILD CC [FLAGS]: the installed tree is complete and works after it is moved, and a program
+# test_install.sh BUILD CC: the installed tree is complete and works after it is moved, and a program
 # that uses only the flags of pkg-config compiles, links and runs.
 set -eu
 build=$1
 cc=$2
-flags=${3:-}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -40,7 +39,7 @@ int main(void)
 EOF
 export PKG_CONFIG_PATH="$folder/moved/lib/pkgconfig"
 # Flags are words to be split.
-$cc $flags "$folder/consumer.c" $(pkg-config --cflags --libs dsv) -o "$folder/consumer"
+$cc "$folder/consumer.c" $(pkg-config --cflags --libs dsv) -o "$folder/consumer"
 said=$(LD_LIBRARY_PATH="$folder/moved/lib" "$folder/consumer")
 case $said in
 "$(pkg-config --modversion dsv) "*num_frames*) ;;
