@@ -16,8 +16,8 @@ BUILD  := build/$(PRESET)
 # The preset tsan runs only the tests of threads and ranks.
 TARGETS := $(if $(filter tsan,$(PRESET)),--target threads_tests)
 
-.PHONY: build deps demo test test-gpu test-python fuzz sanitize-gpu bench study study-programs docs api-docs \
-	install wheel wheel-cuda deb format tidy clean help
+.PHONY: build deps demo test test-gpu test-python python-environment fuzz sanitize-gpu bench study \
+	study-programs docs api-docs install wheel wheel-cuda deb format tidy clean help
 
 build: deps $(BUILD)/build.ninja
 	@cmake --build $(BUILD) $(TARGETS)
@@ -42,10 +42,13 @@ test: build
 test-gpu: build
 	@ctest --preset $(PRESET) -L gpu
 
-# The tests of python/ with PyTorch from PyPI, in an environment that later calls find again.
-test-python: build
+# An environment with PyTorch from PyPI, which later calls find again.
+python-environment:
 	@tools/deps.sh python3-venv
 	@$(PYTHON) tests/python/make_environment.py "$(PYTHON_TESTS)"
+
+# The tests of python/ in this environment.
+test-python: build python-environment
 	@cmake --preset $(PRESET) --log-level=NOTICE -DDSV_PYTHON="$(PYTHON_TESTS)/bin/python"
 	@ctest --preset $(PRESET) -R '^python_' -LE gpu
 
@@ -125,6 +128,7 @@ help:
 	@echo 'make test              runs every test'
 	@echo 'make test-gpu          runs the tests that need a GPU'
 	@echo 'make test-python       runs the tests of the Python package with PyTorch from PyPI (530 MB, kept)'
+	@echo 'make python-environment  installs what test-python needs, and nothing else'
 	@echo 'make fuzz [SECONDS=120] fuzzes every reader of files and network data (clang, libFuzzer)'
 	@echo 'make sanitize-gpu      runs the GPU kernels under compute-sanitizer'
 	@echo 'make bench             measures attention and a training step'
