@@ -102,9 +102,9 @@ void fake_rest(const char *folder)
               "{\"dsv\": \"0.9.7\", \"device\": \"some processor\", \"parameters\": 12345678, \"blocks\": 3, "
               "\"heads\": 2, \"head_dim\": 64, \"tokens\": 720, \"clips\": 5, \"memory_bytes\": "
               "{\"weights\": 104857600, \"scratch\": 52428800}, \"memory_planned_bytes\": 157286400}");
-    fake_file(
-        folder, "config.yaml",
-        "max_train_steps: 100\nlr: 0.003\nsparse.tail: none\nsparse.min_mass: 0.7\nsparse.min_head_mass: 0.2\n");
+    fake_file(folder, "config.yaml",
+              "max_train_steps: 100\nlr: 0.003\n"
+              "sparse.tail: none\nsparse.min_mass: 0.7\nsparse.min_head_mass: 0.2\n");
 }
 
 char *fake_report(const char *folder, DsvReportSummary *summary)
