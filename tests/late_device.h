@@ -9,7 +9,7 @@
 #include "device/device.h"
 #include "test.h"
 
-enum { LATE_COPIES_MAX = 16 };
+enum { LATE_COPIES_MAX = 64 };
 
 static struct {
     DsviStream *stream; /* only an address */

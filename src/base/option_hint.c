@@ -25,7 +25,7 @@ typedef struct Hint {
 #define SAMPLED "validation.prompts names a file of prompts for clips sampled in training"
 #define CAPTIONS "captions come from files beside the clips or from the list at data.path (docs/data.md)"
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
-#define SWAP "offload chooses what waits in host memory: optimizer state (states), frozen " \
+#define SWAP "offload chooses what waits in host memory: optimizer state (states), " \
              "weights (weights), kept activations (residual); memory_gib is the limit of device memory"
 #define NO_IMAGE "dsv sample takes a picture as --image FILE; in training the column image of a list " \
                  "names one, or the first frame of each clip is taken"

@@ -8,7 +8,6 @@
 
 #include "base/fs.h"
 #include "base/memory_limit.h"
-#include "base/offload.h"
 #include "train/memory_plan.h"
 
 void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64_t clips, DsviRunFacts *facts)
@@ -18,15 +17,16 @@ void dsvi_run_facts(const DsviTrainer *t, size_t prefetch, size_t program, int64
     size_t state = t->host_arena.by_class[DSVI_MEM_WEIGHTS] + t->host_arena.by_class[DSVI_MEM_OPTIMIZER] +
                    t->host_arena.by_class[DSVI_MEM_EMA];
     size_t kept = t->host_arena.by_class[DSVI_MEM_ACTIVATIONS];
-    bool planned = dsvi_memory_plans(t->settings) && t->settings->lora_rank > 0;
-    bool lends = planned || dsvi_offloads(t->settings, "weights"); /* then no state is on the host */
+    size_t gradients = t->host_arena.by_class[DSVI_MEM_GRADIENTS];
+    bool lends = t->settings->lora_rank > 0; /* what waits is frozen */
     *facts = (DsviRunFacts){
         .trainer = t,
         .clips = clips,
         .program = program,
-        .host = one_memory ? 0 : host - lists - state - kept,
+        .host = one_memory ? 0 : host - lists - state - kept - gradients,
         .host_lists = one_memory ? 0 : lists,
         .host_state = one_memory || lends ? 0 : state,
+        .host_gradients = one_memory ? 0 : gradients,
         .host_kept = one_memory ? 0 : kept,
         .host_weights = one_memory || !lends ? 0 : state,
         .total = t->arena.used + (one_memory ? host + program : 0),
@@ -51,8 +51,11 @@ void dsvi_run_facts_memory(const DsviRunFacts *facts, char *line, size_t line_by
         used += snprintf(line + used, line_bytes - (size_t)used, " lists %.1f,",
                          (double)facts->host_lists * mib);
     if (facts->host_state > 0)
-        used += snprintf(line + used, line_bytes - (size_t)used, " optimizer state %.1f,",
+        used += snprintf(line + used, line_bytes - (size_t)used, " weights and optimizer state %.1f,",
                          (double)facts->host_state * mib);
+    if (facts->host_gradients > 0)
+        used += snprintf(line + used, line_bytes - (size_t)used, " gradients %.1f,",
+                         (double)facts->host_gradients * mib);
     if (facts->host_kept > 0)
         used += snprintf(line + used, line_bytes - (size_t)used, " kept activations %.1f,",
                          (double)facts->host_kept * mib);
@@ -99,6 +102,7 @@ static bool run_facts_add_memory(cJSON *object, const DsviRunFacts *facts)
            run_facts_add_number(object, "memory_planned_bytes", (double)facts->total) &&
            run_facts_add_number(object, "lists_on_host_bytes", (double)facts->host_lists) &&
            run_facts_add_number(object, "state_on_host_bytes", (double)facts->host_state) &&
+           run_facts_add_number(object, "gradients_on_host_bytes", (double)facts->host_gradients) &&
            run_facts_add_number(object, "activations_on_host_bytes", (double)facts->host_kept) &&
            run_facts_add_number(object, "weights_on_host_bytes", (double)facts->host_weights);
 }

@@ -16,7 +16,8 @@ typedef struct DsviRunFacts {
                                           * memory */
     size_t host;                         /* GPU only: bytes of batches and samples in host memory */
     size_t host_lists;                   /* GPU only: bytes of key lists offloaded to host memory */
-    size_t host_state;                   /* GPU only: bytes of optimizer state in host memory */
+    size_t host_state;                   /* GPU only: bytes of weights and optimizer state in host memory */
+    size_t host_gradients;               /* GPU only: bytes of gradients in host memory */
     size_t host_kept;                    /* GPU only: bytes of kept activations in host memory */
     size_t host_weights;                 /* GPU only: bytes of frozen weights in host memory */
     size_t program;                      /* bytes of code and libraries in host memory */

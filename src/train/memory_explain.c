@@ -50,6 +50,14 @@ static void offload_most(const DsviTrainer *t, DsvConfig *settings)
                  dsvi_offloads(settings, "residual") ? "+residual" : "");
 }
 
+/* Moves the weights that are trained and their gradients to the host, beside the optimizer's state. */
+static void offload_trained(const DsviTrainer *t, DsvConfig *settings)
+{
+    if (t->backend->device->kind != DSVI_DEVICE_CPU && dsvi_offloads(settings, "states"))
+        snprintf(settings->offload, sizeof settings->offload, "weights%s",
+                 dsvi_offloads(settings, "residual") ? "+residual" : "");
+}
+
 /* Moves what is kept of each block to the host, beside what is there already. */
 static void offload_kept(const DsviTrainer *t, DsvConfig *settings)
 {
@@ -96,7 +104,7 @@ static void remember_less(DsvConfig *settings, const char *optimizer)
         snprintf(settings->optimizer, sizeof settings->optimizer, "%s", optimizer);
 }
 
-enum { WAYS = 11 };
+enum { WAYS = 12 };
 
 /* Changes `settings` in way number `way` to use less memory. The ways that slow training least have the
  * lowest numbers. */
@@ -110,9 +118,10 @@ static void apply_way(const DsviTrainer *t, DsvConfig *settings, int way)
     case 4: offload_most(t, settings); break;
     case 5: keep_less(settings, "true"); break;
     case 6: offload_kept(t, settings); break;
-    case 7: store_less(settings); break;
-    case 8: remember_less(settings, "adamw_bf16"); break;
-    case 9: remember_less(settings, "adamw_8bit"); break;
+    case 7: offload_trained(t, settings); break;
+    case 8: store_less(settings); break;
+    case 9: remember_less(settings, "adamw_bf16"); break;
+    case 10: remember_less(settings, "adamw_8bit"); break;
     default: split_batch(settings);
     }
 }

@@ -63,30 +63,45 @@ typedef struct SizePlans {
     DsviBlockPlans plans[SETS];
 } SizePlans;
 
+/* What waits beside activations. */
+typedef enum Waiting {
+    NOTHING,
+    STATE,
+    WEIGHTS, /* frozen ones beside a LoRA; otherwise those that are trained, with all state and gradients */
+    WAITINGS
+} Waiting;
+
 /* A row of the table: which choices it allows, the best of them, and what that takes. */
 typedef struct Row {
     const char *keep; /* value of gradient_checkpointing for all blocks; NULL: block by block */
     int first, end;   /* the sets of SET that are allowed */
-    bool moves;       /* state or weights wait in host memory */
-    int64_t level;    /* how many blocks of them */
+    Waiting waiting;
+    int64_t level; /* for how many blocks it waits; not counted: the state and gradients beside weights */
     const DsviBlockPlan *plan[DSVI_CLIP_SIZES_MAX]; /* by size of clips */
     double seconds;                                 /* of a step */
     size_t device, host;                            /* bytes */
     bool fits;
 } Row;
 
+/* Memory with something that waits for a number of blocks. */
+typedef struct Level {
+    size_t begin; /* DsviTrainer.passes_begin */
+    size_t moved; /* bytes that wait */
+} Level;
+
 typedef struct Planner {
     DsviTrainer *t;
     dsvi_layout_fn *layout;
-    size_t limit;       /* bytes of device memory */
-    size_t host_limit;  /* bytes of host memory */
-    size_t host_beside; /* of these, what is taken by every choice */
-    int64_t levels;
-    size_t *begin;         /* (levels + 1) DsviTrainer.passes_begin by level */
-    size_t *moved;         /* (levels + 1) bytes that wait, by level */
-    SizePlans *plans[2];   /* (size_count) with the whole link for activations, and with half of it */
-    DsviChainBlock *block; /* (num_layers) */
-    DsviDitKept *kept;     /* (num_layers) */
+    size_t limit;             /* bytes of device memory */
+    size_t host_limit;        /* bytes of host memory */
+    size_t host_beside;       /* of these, what is taken by every choice */
+    int64_t levels[WAITINGS]; /* most blocks for which it can wait; -1: it cannot */
+    Level *level[WAITINGS];   /* (levels + 1) */
+    size_t grads;             /* bytes of gradients that wait beside trained weights */
+    SizePlans *plans[2];      /* (size_count): [1]: with what waits beside weights, and half of the link for
+                               * activations */
+    DsviChainBlock *block;    /* (num_layers) */
+    DsviDitKept *kept;        /* (num_layers) */
 } Planner;
 
 bool dsvi_memory_plans(const DsvConfig *settings)
@@ -119,18 +134,20 @@ static DsviArena lay_out(const Planner *p)
     return plan;
 }
 
-static void set_level(const Planner *p, int64_t level)
+static void set_level(const Planner *p, Waiting waiting, int64_t level)
 {
     DsviTrainer *t = p->t;
     if (t->frozen)
         dsvi_dit_frozen_lend(t->frozen, t->backend->device, level, true);
+    else if (waiting == WEIGHTS)
+        dsvi_zero_lend(&t->zero, level);
     else
         dsvi_zero_host_state(&t->zero, level);
 }
 
 static void apply(const Planner *p, const Row *row)
 {
-    set_level(p, row->level);
+    set_level(p, row->waiting, row->level);
     for (int64_t i = 0; i < p->t->size_count; i++) {
         for (int64_t b = 0; b < p->t->config.num_layers; b++)
             p->kept[b] = WAY[row->plan[i]->way[b]];
@@ -138,12 +155,12 @@ static void apply(const Planner *p, const Row *row)
     }
 }
 
-static size_t host_bytes(const Planner *p)
+static DsviArena lay_out_host(const Planner *p)
 {
     DsviArena plan;
     dsvi_arena_plan(&plan);
     dsvi_trainer_offload_carve(p->t, &plan);
-    return plan.used;
+    return plan;
 }
 
 /* ---- the chain of blocks ---- */
@@ -258,8 +275,7 @@ static DsvStatus plan_size(const Planner *p, int64_t i, double link, SizePlans *
 /* Returns which plans a row uses: copies of activations have half of the link beside those of weights. */
 static const SizePlans *plans_of(const Planner *p, const Row *row, int64_t size)
 {
-    bool half = p->t->frozen && row->moves && row->end == SETS;
-    return &p->plans[half][size];
+    return &p->plans[row->waiting == WEIGHTS][size];
 }
 
 /* Sets the fastest plan of a size in `bytes` of memory of a pass, or with `least` the smallest plan. Returns
@@ -283,25 +299,35 @@ static size_t choose_plan(const SizePlans *plans, Row *row, int64_t size, size_t
     return taken;
 }
 
-/* Returns the predicted seconds of a step. Copies of state hide behind the update, those of lent weights
- * behind the blocks from one to the next. */
+/* Returns the seconds of both passes by which copies of lent weights, and of gradients to the host, are
+ * longer than the work beside them: of the blocks from one lent block to the next, and of a block's backward
+ * pass. */
+static double exposed_copies(const Planner *p, const Row *row, const SizePlans *plans)
+{
+    double layers = (double)p->t->config.num_layers, level = (double)row->level, link = p->t->speeds.link;
+    double forward = (double)plans->forward * 1e-12, backward = (double)plans->backward * 1e-12, exposed = 0;
+    if (row->waiting != WEIGHTS)
+        return 0;
+    if (row->level > 0) {
+        double weights = (double)(p->level[WEIGHTS][row->level].moved - p->level[WEIGHTS][0].moved);
+        double one = weights / link / level * (row->end == SETS ? 2 : 1), apart = layers / level;
+        exposed = level * (fmax(0, one - forward * apart) + fmax(0, one - backward * apart));
+    }
+    return exposed + layers * fmax(0, (double)p->grads / link / layers - backward);
+}
+
+/* Returns the predicted seconds of a step. Copies of state and gradients for the update hide behind it. */
 static double predict(const Planner *p, const Row *row)
 {
     const DsviTrainer *t = p->t;
-    double pass = 0, layers = (double)t->config.num_layers, level = (double)row->level;
-    double copied = (double)p->moved[row->level] / t->speeds.link;
-    double update = UPDATE_BYTES * (double)t->zero.shard.own / t->speeds.memory;
+    double pass = 0, update = UPDATE_BYTES * (double)t->zero.shard.own / t->speeds.memory;
+    size_t state = p->level[row->waiting][row->waiting == STATE ? row->level : 0].moved;
     for (int64_t i = 0; i < t->size_count; i++) {
         const SizePlans *plans = plans_of(p, row, i);
-        pass += (double)row->plan[i]->time * 1e-12 + plans->ends;
-        if (t->frozen && row->level > 0) {
-            double one = copied / level * (row->end == SETS ? 2 : 1), apart = layers / level * 1e-12;
-            pass += level * fmax(0, one - (double)plans->forward * apart) +
-                    level * fmax(0, one - (double)plans->backward * apart);
-        }
+        pass += (double)row->plan[i]->time * 1e-12 + plans->ends + exposed_copies(p, row, plans);
     }
     pass *= (double)t->settings->gradient_accumulation_steps / (double)t->size_count;
-    return pass + (t->frozen ? update : fmax(update, copied));
+    return pass + fmax(update, (double)state / t->speeds.link);
 }
 
 /* Returns the host memory of a choice, at most. */
@@ -316,14 +342,14 @@ static size_t waiting_bytes(const Planner *p, const Row *row)
         }
         most = bytes > most ? bytes : most;
     }
-    return p->host_beside + most + p->moved[row->level];
+    return p->host_beside + most + p->level[row->waiting][row->level].moved;
 }
 
 /* Chooses plans for all sizes with `level` blocks of state or weights in host memory. Returns the device
  * memory that they take, about; 0: nothing fits into `limit`. */
 static size_t choose_at(const Planner *p, Row *row, int64_t level, size_t limit, bool least)
 {
-    size_t most = p->t->others_bytes, begin = p->begin[level];
+    size_t most = p->t->others_bytes, begin = p->level[row->waiting][level].begin;
     row->level = level;
     if (!least && begin + most > limit)
         return 0;
@@ -341,7 +367,8 @@ static size_t choose_at(const Planner *p, Row *row, int64_t level, size_t limit,
  * within the limit of the device; without any, the one that takes the least device memory. */
 static void choose_within(const Planner *p, Row *row)
 {
-    int64_t from = row->moves ? 1 : 0, to = row->moves ? p->levels : 0;
+    bool alone = p->t->frozen || row->waiting == STATE; /* without blocks nothing waits */
+    int64_t from = row->waiting != NOTHING && alone ? 1 : 0, to = p->levels[row->waiting];
     Row best = *row, lean = *row, small = *row;
     size_t least = SIZE_MAX, leanest = SIZE_MAX, limit = p->limit > SLACK ? p->limit - SLACK : 0;
     bool found = false;
@@ -372,19 +399,19 @@ static void fill_row(const Planner *p, Row *row)
     choose_within(p, row);
     apply(p, row);
     row->device = lay_out(p).used;
-    row->host = p->host_beside + host_bytes(p);
+    row->host = p->host_beside + lay_out_host(p).used;
     row->fits = row->device <= p->limit && row->host <= p->host_limit;
 }
 
 /* ---- the table ---- */
 
 /* Names what waits in host memory, as a value of the option offload. */
-static const char *offload_name(const Planner *p, const Row *row)
+static const char *offload_name(const Row *row)
 {
     bool waits = row->end == SETS;
-    if (!row->moves)
+    if (row->waiting == NOTHING)
         return waits ? "residual" : "none";
-    if (p->t->frozen)
+    if (row->waiting == WEIGHTS)
         return waits ? "weights+residual" : "weights";
     return waits ? "states+residual" : "states";
 }
@@ -405,7 +432,7 @@ static void report_row(const Planner *p, const Row *row, bool chosen, DsviSparse
     snprintf(line, sizeof line,
              "%-16s | %-9s | %4" PRId64 " %9" PRId64 " %4" PRId64 " %4" PRId64 " | %5" PRId64
              " | %10.3f | %8.3f | %8.4g | %s",
-             offload_name(p, row), row->keep ? row->keep : "by block", count[0], count[1] + count[3],
+             offload_name(row), row->keep ? row->keep : "by block", count[0], count[1] + count[3],
              count[2] + count[4], count[3] + count[4], row->level, (double)row->device / GIB,
              (double)row->host / GIB, row->seconds,
              !row->fits ? (chosen ? "least" : "too much")
@@ -455,13 +482,19 @@ static void choose(const Planner *p, DsviSparseLog *log, void *context)
         {.keep = "selective", .first = 1, .end = 2},
         {.keep = "true", .first = 2, .end = 3},
         {.first = 0, .end = SETS_ON_DEVICE},
-        {.first = 0, .end = SETS_ON_DEVICE, .moves = true},
+        {.first = 0, .end = SETS_ON_DEVICE, .waiting = STATE},
+        {.first = 0, .end = SETS_ON_DEVICE, .waiting = WEIGHTS},
         {.first = SETS_ON_DEVICE, .end = SETS},
-        {.first = SETS_ON_DEVICE, .end = SETS, .moves = true},
+        {.first = SETS_ON_DEVICE, .end = SETS, .waiting = STATE},
+        {.first = SETS_ON_DEVICE, .end = SETS, .waiting = WEIGHTS},
     };
-    const int count = sizeof rows / sizeof *rows;
-    for (int i = 0; i < count; i++)
-        fill_row(p, &rows[i]);
+    int count = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (p->levels[rows[i].waiting] < 0)
+            continue;
+        rows[count] = rows[i];
+        fill_row(p, &rows[count++]);
+    }
     const Row *chosen = best_row(p, rows, count);
     apply(p, chosen);
     if (log)
@@ -472,15 +505,18 @@ static void choose(const Planner *p, DsviSparseLog *log, void *context)
 
 static DsvStatus allocate(Planner *p)
 {
-    size_t levels = (size_t)p->levels + 1, layers = (size_t)p->t->config.num_layers;
-    size_t sizes = (size_t)p->t->size_count;
-    p->begin = calloc(levels, sizeof *p->begin);
-    p->moved = calloc(levels, sizeof *p->moved);
+    size_t layers = (size_t)p->t->config.num_layers, sizes = (size_t)p->t->size_count;
+    bool whole = true;
+    for (int w = 0; w < WAITINGS; w++) {
+        if (p->levels[w] >= 0)
+            p->level[w] = calloc((size_t)p->levels[w] + 1, sizeof *p->level[w]);
+        whole = whole && (p->level[w] || p->levels[w] < 0);
+    }
     p->plans[0] = calloc(sizes, sizeof *p->plans[0]);
     p->plans[1] = calloc(sizes, sizeof *p->plans[1]);
     p->block = calloc(layers, sizeof *p->block);
     p->kept = calloc(layers, sizeof *p->kept);
-    return p->begin && p->moved && p->plans[0] && p->plans[1] && p->block && p->kept
+    return whole && p->plans[0] && p->plans[1] && p->block && p->kept
                ? DSV_OK
                : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to plan %zu blocks", layers);
 }
@@ -493,8 +529,8 @@ static void release(Planner *p)
                 dsvi_block_plans_free(&p->plans[half][i].plans[s]);
         free(p->plans[half]);
     }
-    free(p->begin);
-    free(p->moved);
+    for (int w = 0; w < WAITINGS; w++)
+        free(p->level[w]);
     free(p->block);
     free(p->kept);
 }
@@ -503,16 +539,20 @@ static void release(Planner *p)
 static DsvStatus measure(Planner *p)
 {
     DsviTrainer *t = p->t;
-    for (int64_t level = 0; level <= p->levels; level++) {
-        set_level(p, level);
-        (void)lay_out(p);
-        p->begin[level] = t->passes_begin;
-        p->moved[level] = host_bytes(p);
-    }
-    set_level(p, 0);
-    for (int half = 0; half < 2; half++)
+    for (int w = 0; w < WAITINGS; w++)
+        for (int64_t level = 0; level <= p->levels[w]; level++) {
+            set_level(p, (Waiting)w, level);
+            (void)lay_out(p);
+            p->level[w][level] = (Level){t->passes_begin, lay_out_host(p).used};
+        }
+    for (int half = 0; half < 2; half++) {
+        if (half && p->levels[WEIGHTS] < 0)
+            continue;
+        set_level(p, half ? WEIGHTS : NOTHING, 0);
+        p->grads = lay_out_host(p).by_class[DSVI_MEM_GRADIENTS];
         for (int64_t i = 0; i < t->size_count; i++)
             DSVI_TRY(plan_size(p, i, t->speeds.link / (1 + half), &p->plans[half][i]));
+    }
     return DSV_OK;
 }
 
@@ -538,7 +578,7 @@ DsvStatus dsvi_memory_plan_choose(DsviTrainer *t, dsvi_layout_fn *layout, size_t
         .limit = device_limit(t),
         .host_limit = available > 0 ? available / (size_t)(t->here.ranks > 1 ? t->here.ranks : 1) : SIZE_MAX,
         .host_beside = host_beside,
-        .levels = t->frozen ? t->config.num_layers : t->zero.shard.buckets,
+        .levels = {[NOTHING] = 0, [STATE] = -1, [WEIGHTS] = -1},
     };
     if (t->group)
         return DSVI_FAIL(
@@ -546,6 +586,10 @@ DsvStatus dsvi_memory_plan_choose(DsviTrainer *t, dsvi_layout_fn *layout, size_t
             "offload is auto and %lld ranks share a clip, expected cp_size=1 or another value of "
             "offload",
             (long long)t->mesh.cp_ranks);
+    if (!t->frozen)
+        p.levels[STATE] = t->zero.shard.buckets;
+    if (dsvi_trainer_lends(t))
+        p.levels[WEIGHTS] = t->config.num_layers;
     if (t->speeds.flops == 0)
         t->speeds = dsvi_device_speeds_nominal();
     DsvStatus status = allocate(&p);

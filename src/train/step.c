@@ -12,7 +12,6 @@
 #include "base/host.h"
 #include "train/flow_batch.h"
 #include "train/schedule.h"
-#include "train/train_modules.h"
 #include "train/trainer_sizes.h"
 
 /* With several ranks, each rank processes its own samples, or its own tokens of samples that it shares with
@@ -322,7 +321,6 @@ DsvStatus dsvi_train_update(DsviTrainer *t, DsviStepResult *result)
     double last;
     DSVI_TRY(t->backend->device->clock(t->backend->device->stream, &last));
     DSVI_TRY(dsvi_zero_sum_gradients(&t->zero));
-    DSVI_TRY(dsvi_train_modules_clear(&t->zero));
     DSVI_TRY(gather_results(t, result));
     if (!isfinite(result->loss) || !isfinite(result->grad_norm))
         return diverged(t, result);

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/zero_internal.h"
+
 /* ---- Patterns ---- */
 
 /* Returns whether the pattern matches a part of the name. */
@@ -98,14 +100,13 @@ static Part part_of(const DsviZero *z, const DsviParam *param)
     return (Part){bucket, from - first, to > from ? to - from : 0};
 }
 
-DsvStatus dsvi_train_modules_clear(DsviZero *z)
+DsvStatus dsvi_train_modules_clear(const DsviZero *z, int64_t bucket)
 {
     DsviDevice *device = z->backend->device;
     for (int64_t i = 0; z->frozen && i < z->table->count; i++) {
         Part part = part_of(z, &z->table->params[i]);
-        if (z->frozen[i] && part.count > 0)
-            DSVI_TRY(device->clear(device->stream,
-                                   dsvi_shard_local(&z->shard, z->grad, part.bucket) + part.at,
+        if (part.bucket == bucket && z->frozen[i] && part.count > 0)
+            DSVI_TRY(device->clear(device->stream, dsvi_zero_local_grad(z, bucket) + part.at,
                                    (size_t)part.count * sizeof(float)));
     }
     return DSV_OK;

@@ -18,9 +18,9 @@ extern "C" {
  * stands for nothing, or if lora_rank is above 0. */
 DsvStatus dsvi_train_modules_make(const DsvConfig *settings, const DsviParamTable *table, bool **frozen);
 
-/* Clears the gradients of frozen parameters in this rank's shard, after the sum over ranks. Does nothing if
- * zero->frozen is NULL, like the next function. */
-DsvStatus dsvi_train_modules_clear(DsviZero *zero);
+/* Clears the gradients of a bucket's frozen parameters in this rank's shard, after the sum over ranks. Does
+ * nothing if zero->frozen is NULL, like the next function. */
+DsvStatus dsvi_train_modules_clear(const DsviZero *zero, int64_t bucket);
 /* Multiplies the trained weights of a bucket by 1 - lr * weight_decay, and sets *weight_decay to 0 for the
  * update that follows. `master` is this rank's shard of the bucket's master weights, device memory. */
 DsvStatus dsvi_train_modules_decay(DsviZero *zero, int64_t bucket, float *master, double lr,

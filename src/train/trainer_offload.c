@@ -8,14 +8,27 @@
 #include "train/memory_plan.h"
 #include "train/trainer_sizes.h"
 
-DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings)
+/* Checks that weights that are trained can wait in host memory. */
+static DsvStatus check_trained(const DsvConfig *settings, int64_t ranks)
 {
-    if (dsvi_offloads(settings, "weights") && settings->lora_rank == 0)
+    if (dsvi_dit_act(settings) == DSVI_F32)
         return DSVI_FAIL(
             DSV_E_USAGE,
-            "offload is %s and lora_rank is 0, expected a LoRA: weights that are trained stay on "
-            "the device, and offload=states moves what the optimizer keeps beside them",
+            "offload is %s and mixed_precision is no, expected bf16, or a LoRA: F32 weights that are trained "
+            "stay on the device",
             settings->offload);
+    if (ranks > 1)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "offload is %s and %lld ranks train all weights, expected one rank, a LoRA, or "
+                         "offload=states with zero_stage=3, which divides the weights among the ranks",
+                         settings->offload, (long long)ranks);
+    return DSV_OK;
+}
+
+DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, int64_t ranks)
+{
+    if (dsvi_offloads(settings, "weights") && settings->lora_rank == 0)
+        DSVI_TRY(check_trained(settings, ranks));
     if (dsvi_offloads(settings, "residual") && dsvi_dit_keep(settings) == DSVI_KEEP_ALL)
         return DSVI_FAIL(
             DSV_E_USAGE,
@@ -25,22 +38,29 @@ DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings)
     return DSV_OK;
 }
 
-static void choose_states(DsviTrainer *t, dsvi_layout_fn *layout)
+bool dsvi_trainer_lends(const DsviTrainer *t)
+{
+    return t->frozen || (dsvi_dit_act(t->settings) != DSVI_F32 && dsvi_comm_size(t->comm) == 1);
+}
+
+/* Lets the fewest of up to `most` blocks or buckets wait, as `wait` does, that keep to memory_gib. */
+static void choose_fewest(DsviTrainer *t, void (*wait)(DsviZero *zero, int64_t count), int64_t most,
+                          dsvi_layout_fn *layout)
 {
     uint64_t limit = dsvi_memory_limit(t->settings);
-    int64_t buckets = t->zero.shard.buckets, best = buckets;
+    int64_t best = most;
     size_t least = SIZE_MAX;
-    for (int64_t hosted = 0; hosted <= buckets && limit > 0 && least > limit; hosted++) {
+    for (int64_t count = 0; count <= most && limit > 0 && least > limit; count++) {
         DsviArena plan;
         dsvi_arena_plan(&plan);
-        dsvi_zero_host_state(&t->zero, hosted);
+        wait(&t->zero, count);
         layout(t, &plan);
         if (plan.used < least) {
             least = plan.used;
-            best = hosted;
+            best = count;
         }
     }
-    dsvi_zero_host_state(&t->zero, best);
+    wait(&t->zero, best);
 }
 
 DsvStatus dsvi_trainer_offload_choose(DsviTrainer *t, dsvi_layout_fn *layout, size_t host_beside,
@@ -49,8 +69,10 @@ DsvStatus dsvi_trainer_offload_choose(DsviTrainer *t, dsvi_layout_fn *layout, si
     if (dsvi_memory_plans(t->settings))
         return dsvi_memory_plan_choose(t, layout, host_beside, log, log_context);
     if (dsvi_offloads(t->settings, "states"))
-        choose_states(t, layout);
-    if (dsvi_offloads(t->settings, "weights"))
+        choose_fewest(t, dsvi_zero_host_state, t->zero.shard.buckets, layout);
+    if (dsvi_offloads(t->settings, "weights") && !t->frozen)
+        choose_fewest(t, dsvi_zero_lend, dsvi_zero_blocks(&t->zero), layout);
+    if (dsvi_offloads(t->settings, "weights") && t->frozen)
         dsvi_dit_frozen_choose_lent(t->frozen, t->backend->device, true,
                                     (size_t)dsvi_memory_limit(t->settings), layout, t);
     return DSV_OK;

@@ -1,6 +1,6 @@
 /* What waits in host memory while the device does not use it (option offload): how much of it, and its
- * memory. How it travels: zero_offload.c (optimizer state), model/dit/dit_lent.c (frozen weights),
- * model/dit/dit_stack.c (kept activations). */
+ * memory. How it travels: zero_offload.c (optimizer state), zero_lend.c (trained weights and their
+ * gradients), model/dit/dit_lent.c (frozen weights), model/dit/dit_stack.c (kept activations). */
 #ifndef DSVI_TRAINER_OFFLOAD_H
 #define DSVI_TRAINER_OFFLOAD_H
 
@@ -11,10 +11,15 @@
 extern "C" {
 #endif
 
-/* Fails with DSV_E_USAGE if the option asks for what this run does not have. */
-DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings);
+/* Fails with DSV_E_USAGE or DSV_E_UNSUPPORTED if the option asks for what this run of `ranks` ranks does not
+ * have. */
+DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, int64_t ranks);
+/* Returns whether the weights of the trainer's blocks can wait in host memory: the frozen ones beside a LoRA,
+ * or else those that are trained. */
+bool dsvi_trainer_lends(const DsviTrainer *trainer);
 /* Chooses how many blocks wait in host memory: the fewest with which the device memory that `layout` takes of
  * the trainer is at most memory_gib, because each costs time for its copies; all of them without memory_gib.
+ * If trained weights wait, so do all state and, in steps of one micro-batch, the gradients of all blocks.
  * If no number suffices, the one with which it takes the least memory. Kept activations wait all or none.
  * offload=auto chooses both (memory_plan.h), knows that the run takes `host_beside` bytes of other host
  * memory, and reports the choice to `log`, which may be NULL. */

@@ -52,7 +52,8 @@ DsvStatus dsvi_zero_make(const DsvConfig *settings, DsviBackend *backend, const 
     if (out->moments.optimizer == DSVI_MUON)
         out->muon = dsvi_muon_make(table, out->act);
     DSVI_TRY(dsvi_train_modules_make(settings, table, &out->frozen));
-    return dsvi_shard_map(&out->shard, dsvi_zero_compute_bytes, out, &out->compute_shard);
+    DSVI_TRY(dsvi_shard_map(&out->shard, dsvi_zero_compute_bytes, out, &out->compute_shard));
+    return dsvi_zero_lend_make(out);
 }
 
 void dsvi_zero_free(DsviZero *z)
@@ -61,6 +62,7 @@ void dsvi_zero_free(DsviZero *z)
     dsvi_comm_queue_free(&z->queue);
     for (int i = 0; i < 2; i++)
         dsvi_comm_close(&z->joined[i]);
+    dsvi_zero_lend_free(z);
     free(z->frozen);
     dsvi_moments_free(&z->moments);
     dsvi_shard_free(&z->compute_shard);
@@ -69,9 +71,7 @@ void dsvi_zero_free(DsviZero *z)
 
 const int64_t *dsvi_zero_grad_begin(const DsviZero *z)
 {
-    if (!z->grad_elsewhere)
-        return NULL;
-    return z->grad.flat ? z->shard.begin : z->shard.packed;
+    return z->grad_elsewhere ? z->grad_begin : NULL;
 }
 
 static void carve_buffers(DsviZeroBuffer buffer[2], DsviArena *arena, DsviMemClass mem_class, int64_t bytes)
@@ -139,16 +139,14 @@ void dsvi_zero_carve(DsviZero *z, const DsvConfig *settings, DsviArena *arena)
 {
     int64_t buckets = z->shard.buckets, size = sizeof(float);
     size_t resident = (size_t)((z->shard.own - z->shard.packed[z->hosted]) * size);
-    int64_t compute = z->compute_whole ? z->compute_shard.begin[buckets] : z->compute_shard.own;
-    int64_t grad = (z->grad.flat ? z->shard.begin[buckets] : z->shard.own) * size;
-    z->compute = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (size_t)compute);
+    z->compute = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (size_t)z->compute_begin[buckets]);
     z->master.flat = z->act == DSVI_F32 && z->compute_whole;
     z->master.data = z->act == DSVI_F32 ? (float *)z->compute
                                         : dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, resident);
     if (!z->compute_whole)
         carve_buffers(z->gathered, arena, DSVI_MEM_WEIGHTS, dsvi_shard_largest_bucket(&z->compute_shard));
     if (!z->grad_elsewhere)
-        z->grad.data = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, (size_t)grad);
+        z->grad.data = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, (size_t)(z->grad_begin[buckets] * size));
     if (!z->grad.flat)
         carve_buffers(z->summed, arena, DSVI_MEM_GRADIENTS, dsvi_shard_largest_bucket(&z->shard) * size);
     dsvi_moments_carve(&z->moments, z->hosted, arena);
@@ -157,6 +155,7 @@ void dsvi_zero_carve(DsviZero *z, const DsvConfig *settings, DsviArena *arena)
     z->ema.data = settings->ema_decay > 0 ? dsvi_arena_take(arena, DSVI_MEM_EMA, resident) : NULL;
     z->swap = settings->validation_ema ? dsvi_arena_take(arena, DSVI_MEM_EMA, DSVI_SWAP_BYTES) : NULL;
     dsvi_zero_carve_slots(z, settings, arena);
+    dsvi_zero_carve_lend_slots(z, arena);
     carve_sum_workspace(z, arena);
     z->square = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)buckets * sizeof *z->square);
     z->local_square = dsvi_arena_take(arena, DSVI_MEM_DATA, (size_t)buckets * sizeof *z->local_square);
@@ -240,19 +239,30 @@ DsvStatus dsvi_zero_open(DsviZero *z, DsviComm *device_all)
 /* Returns this rank's shard of a bucket's compute weights. */
 unsigned char *dsvi_zero_local_weights(const DsviZero *z, int64_t bucket)
 {
-    return z->compute + dsvi_shard_offset(&z->compute_shard, bucket, z->compute_whole);
+    if (dsvi_zero_weights_wait(z, bucket))
+        return dsvi_zero_weight_slot(z, bucket);
+    return z->compute + z->compute_begin[bucket] +
+           (z->compute_whole ? dsvi_shard_first(&z->compute_shard, bucket) : 0);
 }
 
 /* Returns the address of the bucket's whole compute weights. At stage 3 this is a buffer, valid once
  * gathered. */
 static unsigned char *bucket_compute_weights(const DsviZero *z, int64_t bucket)
 {
-    return z->compute_whole ? z->compute + z->compute_shard.begin[bucket] : z->gathered[bucket % 2].memory;
+    return z->compute_whole ? z->compute + z->compute_begin[bucket] : z->gathered[bucket % 2].memory;
 }
 
 float *dsvi_zero_bucket_grad(const DsviZero *z, int64_t bucket)
 {
-    return z->grad.flat ? z->grad.data + z->shard.begin[bucket] : z->summed[bucket % 2].memory;
+    if (dsvi_zero_grads_wait(z, bucket))
+        return z->grad_slot[bucket % DSVI_STATE_SLOTS];
+    return z->grad.flat ? z->grad.data + z->grad_begin[bucket] : z->summed[bucket % 2].memory;
+}
+
+float *dsvi_zero_local_grad(const DsviZero *z, int64_t bucket)
+{
+    return z->grad.flat ? dsvi_zero_bucket_grad(z, bucket) + dsvi_shard_first(&z->shard, bucket)
+                        : z->grad.data + z->grad_begin[bucket];
 }
 
 /* ---- transfers, run by the queue's thread ---- */
@@ -336,7 +346,7 @@ static DsvStatus accumulate_sum(DsviZero *z, DsviZeroBuffer *buffer)
         .x_dtype = DSVI_F32,
         .y_dtype = DSVI_F32,
         .x = (float *)buffer->memory + dsvi_shard_first(&z->shard, bucket),
-        .y = dsvi_shard_local(&z->shard, z->grad, bucket),
+        .y = dsvi_zero_local_grad(z, bucket),
     };
     DSVI_TRY(dsvi_comm_queue_wait(z->queue, buffer->queued));
     buffer->bucket = -1;
@@ -354,12 +364,13 @@ static DsvStatus prepare_grad_buffer(DsviZero *z, int64_t bucket)
                          (size_t)dsvi_shard_bucket_size(&z->shard, bucket) * sizeof(float));
 }
 
-/* Clears elements [from, to) of whole gradients. */
-static DsvStatus clear_grads(DsviZero *z, int64_t from, int64_t to)
+/* Clears elements [from, to) of the parameters, which are in one bucket, in its whole gradients. */
+static DsvStatus clear_grads(DsviZero *z, int64_t bucket, int64_t from, int64_t to)
 {
     DsviDevice *device = z->backend->device;
+    float *grad = dsvi_zero_bucket_grad(z, bucket) + (from - z->table->begin[bucket]);
     size_t bytes = (size_t)(to - from) * sizeof(float);
-    return bytes > 0 ? device->clear(device->stream, z->grad.data + from, bytes) : DSV_OK;
+    return bytes > 0 ? device->clear(device->stream, grad, bytes) : DSV_OK;
 }
 
 /* Clears a bucket's whole gradients before the first backward pass of a step, except the gradients of GEMM
@@ -369,15 +380,15 @@ static DsvStatus clear_accumulated_grads(DsviZero *z, int64_t bucket)
 {
     const DsviParamTable *table = z->table;
     int64_t written = table->gemm[bucket];
-    DSVI_TRY(clear_grads(z, table->begin[bucket], written));
+    DSVI_TRY(clear_grads(z, bucket, table->begin[bucket], written));
     for (int64_t i = 0; i < table->count; i++) {
         const DsviParam *param = &table->params[i];
         if (param->offset < written || param->offset >= table->begin[bucket + 1])
             continue;
-        DSVI_TRY(clear_grads(z, written, param->offset));
+        DSVI_TRY(clear_grads(z, bucket, written, param->offset));
         written = param->offset + param->count;
     }
-    return clear_grads(z, written, table->begin[bucket + 1]);
+    return clear_grads(z, bucket, written, table->begin[bucket + 1]);
 }
 
 /* DsviDitWeights.acquire: provides a bucket's weights, and in a backward pass memory for its gradients. */
@@ -391,7 +402,11 @@ static DsvStatus zero_acquire(void *owner, DsviDitPass pass, int64_t bucket, Dsv
         DSVI_TRY(wait_for_weights(z, pass, bucket));
     if (!z->grad.flat && pass == DSVI_PASS_BACKWARD)
         DSVI_TRY(prepare_grad_buffer(z, bucket));
-    unsigned char *weights = bucket_compute_weights(z, bucket);
+    unsigned char *weights;
+    if (dsvi_zero_weights_wait(z, bucket))
+        DSVI_TRY(dsvi_zero_lend_acquire(z, pass, bucket, &weights));
+    else
+        weights = bucket_compute_weights(z, bucket);
     where->acc = weights;
     where->act = weights +
                  dsvi_zero_compute_bytes(z, bucket, z->table->gemm[bucket] - z->table->begin[bucket]);
@@ -413,6 +428,8 @@ static DsvStatus zero_release(void *owner, DsviDitPass pass, int64_t bucket)
     DsviZero *z = owner;
     if (pass == DSVI_PASS_BACKWARD && bucket == 0)
         z->fresh = false;
+    if (pass == DSVI_PASS_BACKWARD && dsvi_zero_grads_wait(z, bucket))
+        return dsvi_zero_send_grads(z, bucket);
     if (pass == DSVI_PASS_FORWARD || !z->queue || (z->grad.flat && !z->last_pass))
         return DSV_OK;
     DSVI_TRY(zero_sum_of_squares(z, dsvi_zero_bucket_grad(z, bucket),
@@ -467,11 +484,18 @@ static DsvStatus add_squares(DsviZero *z, const double *square, double *sum)
     return DSV_OK;
 }
 
+DsvStatus dsvi_zero_finish_grads(const DsviZero *z, int64_t bucket)
+{
+    DSVI_TRY(dsvi_train_modules_clear(z, bucket));
+    return zero_sum_of_squares(z, dsvi_zero_local_grad(z, bucket), dsvi_shard_count(&z->shard, bucket),
+                               z->square + bucket);
+}
+
 DsvStatus dsvi_zero_grad_square(DsviZero *z, double *square)
 {
     for (int64_t b = 0; b < z->shard.buckets; b++)
-        DSVI_TRY(zero_sum_of_squares(z, dsvi_shard_local(&z->shard, z->grad, b),
-                                     dsvi_shard_count(&z->shard, b), z->square + b));
+        if (!dsvi_zero_grads_wait(z, b)) /* else computed before they were sent to the host */
+            DSVI_TRY(dsvi_zero_finish_grads(z, b));
     return add_squares(z, z->square, square);
 }
 

@@ -19,6 +19,10 @@
  * `hosted` waits in host memory from one update to the next (zero_offload.c). If the compute dtype is F32,
  * the master weights stay on the device, because passes read them.
  *
+ * With offload=weights all state waits in host memory, and so do the compute weights of some or all blocks,
+ * from one use to the next, and the gradients of all blocks, from the backward pass to the update
+ * (zero_lend.c).
+ *
  * Sums over ranks are formed in rank order at every stage. Without gradient accumulation all stages therefore
  * give the same bits. With gradient accumulation they differ by rounding, because stages 2 and 3 sum over
  * ranks after each micro-batch and stage 1 once per step. If there are several shard groups (hsdp_shard_dim),
@@ -30,7 +34,7 @@
 #include "dist/comm_queue.h"
 #include "dist/mesh.h"
 #include "dist/shard.h"
-#include "model/dit/dit.h"
+#include "model/dit/dit_lent.h"
 #include "ops/ops.h"
 #include "train/moments.h"
 #include "train/muon.h"
@@ -58,7 +62,7 @@ typedef enum DsviStateArray {
 } DsviStateArray;
 
 /* Buckets whose state can be on the device at once, if it waits in host memory: one is uploaded, one updated
- * and one downloaded. */
+ * and one downloaded. Slots for compute weights and gradients of blocks are as many. */
 enum { DSVI_STATE_SLOTS = 3 };
 
 /* Weights are exchanged with their moving average in pieces of this size. */
@@ -104,6 +108,21 @@ typedef struct DsviZero {
     int64_t uploaded; /* the state of buckets [0, uploaded) has been uploaded for the next update, or for the
                        * current one */
 
+    /* Blocks in host memory (zero_lend.c). Block i is bucket i + 1. */
+    DsviDitLent lent;       /* blocks whose compute weights wait there; count 0: none */
+    bool grads_wait;        /* the gradients of all blocks wait there from the backward pass to the update */
+    bool grads_sent;        /* those of the current step have been sent there */
+    int64_t *compute_begin; /* (buckets + 1) byte of `compute` at which each bucket begins; lent blocks take
+                             * no place */
+    int64_t *grad_begin;    /* (buckets + 1) the same of elements of grad.data; gradients that wait take no
+                             * place */
+    unsigned char *host_weights;                  /* compute weights of the lent blocks, packed */
+    float *host_grads;                            /* gradients of the blocks, packed */
+    unsigned char *weight_slot[DSVI_STATE_SLOTS]; /* device memory for any one lent block; passes use the
+                                                   * first two (lent.slot), the update all */
+    float *grad_slot[DSVI_STATE_SLOTS]; /* device memory for the gradients of any one block; bucket b uses
+                                         * slot b % DSVI_STATE_SLOTS */
+
     double *square;       /* (buckets) sums of squares of this rank's shard of the summed
                            * gradients; device memory */
     double *local_square; /* (buckets) sums of squares of this rank's gradients before the sum
@@ -127,13 +146,21 @@ const int64_t *dsvi_zero_grad_begin(const DsviZero *zero);
  * before memory is carved. */
 void dsvi_zero_host_state(DsviZero *zero, int64_t buckets);
 
+/* Keeps all state in host memory from now on, the compute weights of `blocks` blocks, spread evenly among the
+ * others, and with gradient_accumulation_steps=1 the gradients of all blocks. Call before memory is carved.
+ * Needs one rank, and BF16 as compute dtype; 0 <= blocks <= dsvi_zero_blocks. A later call of
+ * dsvi_zero_host_state undoes it. */
+void dsvi_zero_lend(DsviZero *zero, int64_t blocks);
+/* Returns the number of blocks of the model: all buckets but the first and the last. */
+int64_t dsvi_zero_blocks(const DsviZero *zero);
+
 /* Takes the device memory of weights, gradients and optimizer state from the arena. The memory that the
  * arena provides must be zero. */
 void dsvi_zero_carve(DsviZero *zero, const DsvConfig *settings, DsviArena *arena);
 /* Takes from `arena` the host memory for sums of squares of the gradients and for one bucket. */
 void dsvi_zero_carve_host(DsviZero *zero, DsviArena *arena);
 
-/* Takes from `arena` the host memory for the state of the hosted buckets. Copies are fastest if the memory is
+/* Takes from `arena` the host memory for what waits there between uses. Copies are fastest if the memory is
  * page-locked (DsviDevice.host_alloc), but any host memory works. */
 void dsvi_zero_carve_state(DsviZero *zero, const DsvConfig *settings, DsviArena *arena);
 
@@ -155,7 +182,8 @@ DsvStatus dsvi_zero_clear_gradients(DsviZero *zero);
 void dsvi_zero_begin_pass(DsviZero *zero, bool last);
 /* Waits until the gradients are summed over all ranks. */
 DsvStatus dsvi_zero_sum_gradients(DsviZero *zero);
-/* Computes the sum of squares of this rank's shard of the summed gradients. */
+/* Clears the gradients of frozen parameters, and computes the sum of squares of this rank's shard of the
+ * summed gradients. */
 DsvStatus dsvi_zero_grad_square(DsviZero *zero, double *square);
 /* *spoilt is true if the gradient of this rank's own samples, before the sum over ranks, has a value that is
  * not finite. At stages 2 and 3 only the last micro-batch is considered. */

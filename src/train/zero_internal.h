@@ -1,5 +1,5 @@
-/* Shared by zero.c, zero_update.c, zero_offload.c and zero_host.c: where a bucket's arrays are, and transfers
- * that an update needs. */
+/* Shared by zero.c, zero_update.c, zero_offload.c, zero_lend.c and zero_host.c: where a bucket's arrays are,
+ * and transfers that an update needs. */
 #ifndef DSVI_ZERO_INTERNAL_H
 #define DSVI_ZERO_INTERNAL_H
 
@@ -11,11 +11,17 @@ extern "C" {
 
 /* Returns the bytes of the first `element` elements of a bucket's compute weights. `zero` is a DsviZero. */
 int64_t dsvi_zero_compute_bytes(const void *zero, int64_t bucket, int64_t element);
-/* Returns this rank's shard of a bucket's compute weights. */
+/* Returns this rank's shard of a bucket's compute weights, on the device; of a lent block, which must have
+ * been entered, in its slot. */
 unsigned char *dsvi_zero_local_weights(const DsviZero *zero, int64_t bucket);
 /* Returns memory for the whole bucket's gradients. After the sum over ranks, with gradients divided among the
  * ranks, its content is not used any more. */
 float *dsvi_zero_bucket_grad(const DsviZero *zero, int64_t bucket);
+/* Returns this rank's shard of the bucket's gradients, summed over ranks. */
+float *dsvi_zero_local_grad(const DsviZero *zero, int64_t bucket);
+/* Clears the gradients of frozen parameters in that shard, and computes its sum of squares, in
+ * zero->square. */
+DsvStatus dsvi_zero_finish_grads(const DsviZero *zero, int64_t bucket);
 
 /* Call when this rank's shard of the bucket's weights has changed. At stages 1 and 2 queues the all-gather;
  * at stage 3 only invalidates the buffer, and the next pass gathers. */
@@ -60,6 +66,34 @@ DsvStatus dsvi_zero_state_sync(const DsviZero *zero);
 DsvStatus dsvi_zero_state_discard(DsviZero *zero);
 /* Waits until no copy of the state is in progress and ignores failures, before memory is freed. */
 void dsvi_zero_settle_state(const DsviZero *zero);
+
+/* ---- zero_lend.c: blocks in host memory ---- */
+
+/* Makes zero->compute_begin and grad_begin, with nothing in host memory. */
+DsvStatus dsvi_zero_lend_make(DsviZero *zero);
+void dsvi_zero_lend_free(DsviZero *zero);
+/* Lends no block any more. */
+void dsvi_zero_lend_none(DsviZero *zero);
+/* Returns whether anything of the blocks but state waits in host memory. */
+bool dsvi_zero_lends(const DsviZero *zero);
+/* Returns whether compute weights, or gradients, of the bucket wait in host memory. */
+bool dsvi_zero_weights_wait(const DsviZero *zero, int64_t bucket);
+bool dsvi_zero_grads_wait(const DsviZero *zero, int64_t bucket);
+/* Returns the slot in which an update writes the compute weights of a lent block. */
+unsigned char *dsvi_zero_weight_slot(const DsviZero *zero, int64_t bucket);
+/* Take the device memory of the slots, and the host memory. */
+void dsvi_zero_carve_lend_slots(DsviZero *zero, DsviArena *arena);
+void dsvi_zero_carve_lent(DsviZero *zero, DsviArena *arena);
+/* In a pass: provides the compute weights of a lent block, and sends the complete gradients of a block to
+ * host memory, after everything that needs them on the device. */
+DsvStatus dsvi_zero_lend_acquire(DsviZero *zero, DsviDitPass pass, int64_t bucket, unsigned char **weights);
+DsvStatus dsvi_zero_send_grads(DsviZero *zero, int64_t bucket);
+/* In an update, as a part of dsvi_zero_state_enter and _leave: starts to upload the bucket's gradients, if
+ * they wait, and to download its new compute weights, if it is lent. */
+DsvStatus dsvi_zero_upload_grads(const DsviZero *zero, int64_t bucket);
+DsvStatus dsvi_zero_download_weights(const DsviZero *zero, int64_t bucket);
+/* At the end of an update: the slots do not hold valid weights any more, and gradients are used up. */
+void dsvi_zero_lend_end(DsviZero *zero);
 
 #ifdef __cplusplus
 }

@@ -59,6 +59,7 @@ unsigned char *dsvi_state_local(const DsviStateView *view, int64_t bucket)
 void dsvi_zero_host_state(DsviZero *z, int64_t buckets)
 {
     z->hosted = buckets;
+    dsvi_zero_lend_none(z);
 }
 
 /* Returns whether buckets of the array wait in host memory. */
@@ -93,6 +94,7 @@ void dsvi_zero_carve_state(DsviZero *z, const DsvConfig *settings, DsviArena *ar
             z->host_state[a] = dsvi_arena_take(arena, view.mem_class,
                                                (size_t)view.shard->packed[view.hosted] * view.size);
     }
+    dsvi_zero_carve_lent(z, arena);
 }
 
 /* ---- an update ---- */
@@ -115,6 +117,7 @@ static DsvStatus upload_before(DsviZero *z, int64_t end)
                                         dsvi_state_local(&view, z->uploaded),
                                         local_bytes(&view, z->uploaded)));
         }
+        DSVI_TRY(dsvi_zero_upload_grads(z, z->uploaded));
     }
     return DSV_OK;
 }
@@ -149,6 +152,7 @@ DsvStatus dsvi_zero_state_leave(DsviZero *z, int64_t bucket, bool changed)
         return DSV_OK;
     DSVI_TRY(device->follow(device->uploads, device->downloads));
     DSVI_TRY(device->follow(device->downloads, device->stream));
+    DSVI_TRY(dsvi_zero_download_weights(z, bucket));
     return changed ? download_bucket(z, bucket) : DSV_OK;
 }
 
@@ -159,6 +163,11 @@ DsvStatus dsvi_zero_state_end(DsviZero *z)
         return DSV_OK;
     z->uploaded = 0;
     DSVI_TRY(device->follow(device->uploads, device->downloads));
+    if (dsvi_zero_lends(
+            z)) { /* the next pass needs the link for weights first, and gradients are not known */
+        dsvi_zero_lend_end(z);
+        return DSV_OK;
+    }
     return upload_before(z, DSVI_STATE_SLOTS);
 }
 

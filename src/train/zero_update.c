@@ -47,7 +47,7 @@ static DsvStatus update_part(DsviZero *z, int64_t bucket, bool gemm, const DsviA
     DsviAdamwArgs args = *options;
     args.n = part.count;
     args.acc = DSVI_F32;
-    args.grad = dsvi_shard_local(&z->shard, z->grad, bucket) + part.at;
+    args.grad = dsvi_zero_local_grad(z, bucket) + part.at;
     args.weight = state_floats(z, DSVI_STATE_MASTER, bucket) + part.at;
     set_moments(z, bucket, part.at, &args);
     args.ema = z->ema.data ? state_floats(z, DSVI_STATE_EMA, bucket) + part.at : NULL;
@@ -86,7 +86,7 @@ static DsvStatus make_directions(DsviZero *z, int64_t bucket, const ShardPart *p
     const DsviOps *ops = &z->backend->ops;
     DsviStream *stream = z->backend->device->stream;
     DsviAdamwArgs moments;
-    float *grad = dsvi_shard_local(&z->shard, z->grad, bucket) + part->at;
+    float *grad = dsvi_zero_local_grad(z, bucket) + part->at;
     set_moments(z, bucket, part->at, &moments);
     DsviMuonArgs args = {
         .n = part->count,

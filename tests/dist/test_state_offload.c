@@ -1,7 +1,9 @@
-/* Training with optimizer state in host memory (offload=states) has the same bits as with the state on the
- * device, keeps to memory_gib, and writes checkpoints that either form reads. */
+/* Training with optimizer state in host memory (offload=states), or also weights and gradients
+ * (offload=weights), has the same bits as with all of it on the device, keeps to memory_gib, and writes
+ * checkpoints that each form reads. */
 #include "test.h"
 
+#include "late_device.h"
 #include "run/checkpoint.h"
 #include "train/tiny.h"
 #include "train_rig.h"
@@ -62,10 +64,10 @@ static void same_bits(const Rig *a, const Rig *b)
         assert_memory_equal(a->rank[r].work, b->rank[r].work, (size_t)x->work_bytes);
 }
 
-static void compare(const char *const *extra, int64_t ranks, int64_t stage, int steps)
+static void compare(const char *const *extra, const char *offload, int64_t ranks, int64_t stage, int steps)
 {
     Rig kept = train(extra, NULL, ranks, stage, steps);
-    Rig moved = train(extra, "offload=states", ranks, stage, steps);
+    Rig moved = train(extra, offload, ranks, stage, steps);
     assert_int_equal(state_on_host(&kept), 0);
     assert_true(state_on_host(&moved) > 0);
     same_bits(&kept, &moved);
@@ -87,7 +89,65 @@ static void the_bits_are_those_without(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
-        compare(forms[i], 1, 1, i == 0 ? 20 : 5);
+        compare(forms[i], "offload=states", 1, 1, i == 0 ? 20 : 5);
+}
+
+static void weights_that_wait_give_the_bits(void **state)
+{
+    static const char *const forms[][5] = {
+        {"mixed_precision=bf16", NULL},
+        {"optimizer=adamw_bf16", "gradient_checkpointing=true", NULL},
+        {"optimizer=adamw_8bit", "sparse.enabled=true", NULL},
+        {"optimizer=muon", NULL},
+        {"gradient_accumulation_steps=2", NULL},
+        {"train_modules=attn1", NULL},
+        {"max_grad_norm=0", "data.buckets=9x32x32,5x32x48", NULL},
+    };
+    static const char *const residual[] = {"gradient_checkpointing=selective", NULL};
+    (void)state;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        compare(forms[i], "offload=weights", 1, 1, i == 0 ? 20 : 5);
+    compare(residual, "offload=weights+residual", 1, 1, 5);
+}
+
+static bool uploads_late;
+
+static DsvStatus make_copies_late(DsviTrainer *t, int step)
+{
+    DsviDevice *cpu = t->backend->device;
+    if (step == 0)
+        late_device(cpu, uploads_late ? &cpu->uploads : &cpu->downloads);
+    return DSV_OK;
+}
+
+/* Nothing runs before the copies that it needs, with the weights of all blocks or of some in host memory. */
+static void each_use_waits_for_its_copy(void **state)
+{
+    static const char *const forms[][2] = {{"weight_decay=0.1", NULL},
+                                           {"gradient_accumulation_steps=2", NULL}};
+    static const char *words[WORDS];
+    (void)state;
+    for (int way = 0; way < 8; way++) {
+        char limit[64];
+        const char *const *form = forms[way / 4];
+        const char *extra[] = {form[0], limit, NULL};
+        bool some = way / 2 % 2;
+        uploads_late = way % 2;
+        Rig kept = train(form, NULL, 1, 1, 4), all = train(form, "offload=weights", 1, 1, 4);
+        const RigRank *x = &all.rank[0];
+        double block = (double)(x->own_first_two - x->largest_work); /* the first bucket is the largest */
+        double bytes = (double)x->plan.used + (some ? 1.5 * block : 0);
+        snprintf(limit, sizeof limit, "memory_gib=%.17g", bytes / 1073741824.0);
+        Rig moved = rig_of(words, extra, "offload=weights", 1, 1, 4);
+        moved.between = make_copies_late;
+        rig_train(&moved);
+        assert_true(late.count > 0);
+        assert_int_equal(state_on_host(&moved) < state_on_host(&all), some);
+        same_bits(&kept, &moved);
+        rig_free(&kept);
+        rig_free(&all);
+        rig_free(&moved);
+    }
 }
 
 static void ranks_give_the_bits_too(void **state)
@@ -97,20 +157,19 @@ static void ranks_give_the_bits_too(void **state)
     (void)state;
     for (int i = 0; i < 3; i++)
         for (int64_t stage = 1; stage <= 3; stage++)
-            compare(forms[i], ranks_max, stage, 3);
+            compare(forms[i], "offload=states", ranks_max, stage, 3);
 }
 
-static void a_limit_moves_as_much_as_it_needs(void **state)
+static void limit_moves(const char *offload)
 {
     static const char *const plain[] = {"mixed_precision=bf16", NULL};
     char words[64];
-    (void)state;
-    Rig kept = train(plain, NULL, 1, 1, 4), all = train(plain, "offload=states", 1, 1, 4);
+    Rig kept = train(plain, NULL, 1, 1, 4), all = train(plain, offload, 1, 1, 4);
     size_t most = kept.rank[0].plan.used, least = all.rank[0].plan.used;
     assert_true(least < most);
     double limit = (double)(least + most) / 2;
     snprintf(words, sizeof words, "memory_gib=%.17g", limit / 1073741824.0);
-    const char *const limited[] = {"offload=states", words, NULL};
+    const char *const limited[] = {offload, words, NULL};
     Rig some = train(limited, NULL, 1, 1, 4);
     assert_true((double)some.rank[0].plan.used <= limit);
     assert_true(state_on_host(&some) > 0 && state_on_host(&some) < state_on_host(&all));
@@ -126,6 +185,33 @@ static void a_limit_moves_as_much_as_it_needs(void **state)
     rig_free(&none);
     rig_free(&kept);
     rig_free(&all);
+}
+
+static void a_limit_moves_as_much_as_it_needs(void **state)
+{
+    (void)state;
+    limit_moves("offload=states");
+    limit_moves("offload=weights");
+}
+
+/* Weights in F32 are the master weights, and ranks would have to gather what waits. */
+static void what_cannot_wait_is_refused(void **state)
+{
+    static const char *words[WORDS];
+    static const char *const f32[] = {"mixed_precision=no", NULL}, *const plain[] = {NULL};
+    (void)state;
+    Rig rig = rig_of(words, f32, "offload=weights", 1, 1, 1);
+    rig.fault = RIG_NO_SAMPLE;
+    rig_train(&rig);
+    assert_int_equal(rig.outcome[0].status, DSV_E_USAGE);
+    assert_non_null(strstr(rig.outcome[0].sentence, "offload is weights and mixed_precision is no"));
+    rig_free(&rig);
+    rig = rig_of(words, plain, "offload=weights", 2, 3, 1);
+    rig.fault = RIG_NO_SAMPLE;
+    rig_train(&rig);
+    assert_int_equal(rig.outcome[0].status, DSV_E_UNSUPPORTED);
+    assert_non_null(strstr(rig.outcome[0].sentence, "offload is weights and 2 ranks train all weights"));
+    rig_free(&rig);
 }
 
 static char saved[DSVI_PATH_MAX], saved_again[DSVI_PATH_MAX];
@@ -153,18 +239,20 @@ static void checkpoints_move_between_settings(void **state)
     static const char *const codes[] = {"optimizer=adamw_8bit", NULL};
     static const char *words[WORDS];
     (void)state;
-    for (int way = 0; way < 4; way++) {
-        const char *const *form = way < 2 ? plain : codes;
+    for (int way = 0; way < 6; way++) {
+        const char *const *form = way / 2 % 2 ? codes : plain;
+        const char *offload = way < 4 ? "offload=states" : "offload=weights";
+        int64_t many = way < 4 ? ranks_max : 1; /* ranks with offload */
         snprintf(saved, sizeof saved, "%s", tiny_folder());
         snprintf(saved_again, sizeof saved_again, "%s", tiny_folder());
-        Rig first = rig_of(words, form, way % 2 ? "offload=states" : NULL, way % 2 ? ranks_max : 1, 3, 4);
+        Rig first = rig_of(words, form, way % 2 ? offload : NULL, way % 2 ? many : 1, 3, 4);
         first.between = save_after_three_steps;
         rig_train(&first);
-        Rig second = rig_of(words, form, way % 2 ? NULL : "offload=states", way % 2 ? 1 : ranks_max, 2, 1);
+        Rig second = rig_of(words, form, way % 2 ? NULL : offload, way % 2 ? 1 : many, 2, 1);
         second.between = load_then_save;
         rig_train(&second);
         tiny_same_checkpoints(saved, saved_again, 3);
-        Rig third = rig_of(words, form, way % 2 ? NULL : "offload=states", first.ranks, 2, 1);
+        Rig third = rig_of(words, form, way % 2 ? NULL : offload, first.ranks, 2, 1);
         third.between = load_then_save;
         rig_train(&third);
         assert_memory_equal(&first.rank[0].step[3].loss, &third.rank[0].step[0].loss, sizeof(double));
@@ -216,6 +304,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bits_are_those_without),
+        cmocka_unit_test(weights_that_wait_give_the_bits),
+        cmocka_unit_test(each_use_waits_for_its_copy),
+        cmocka_unit_test(what_cannot_wait_is_refused),
         cmocka_unit_test(ranks_give_the_bits_too),
         cmocka_unit_test(a_limit_moves_as_much_as_it_needs),
         cmocka_unit_test(checkpoints_move_between_settings),
@@ -223,6 +314,7 @@ int main(int argc, char **argv)
     };
     const struct CMUnitTest cuda_tests[] = {
         cmocka_unit_test(the_bits_are_those_without),
+        cmocka_unit_test(weights_that_wait_give_the_bits),
         cmocka_unit_test(ranks_give_the_bits_too),
         cmocka_unit_test(a_limit_moves_as_much_as_it_needs),
         cmocka_unit_test(checkpoints_move_between_settings),

@@ -368,6 +368,46 @@ static size_t host_available(DsviDevice *device)
     return host_free;
 }
 
+/* Trained weights wait in host memory with all state and the gradients of the blocks; the plan counts them.
+ */
+static void trained_weights_leave_for_a_limit(void **state)
+{
+    DsviArena kept, states, lent, some, host[4];
+    DsviTrainer *trainer;
+    DsviRunFacts facts;
+    char option[64], line[512];
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    const DsviTrainerArgs args = {
+        .settings = &b.settings, .backend = &b.backend, .codec = b.codec, .config = &b.config};
+    b.backend.device->kind = DSVI_DEVICE_CUDA;
+    plan_with(&b, NULL, &kept, &host[0]);
+    plan_with(&b, "offload=states", &states, &host[1]);
+    plan_with(&b, "offload=weights", &lent, &host[2]);
+    assert_true(lent.used < kept.used && states.used < kept.used);
+    size_t weights = host[2].by_class[DSVI_MEM_WEIGHTS] - host[1].by_class[DSVI_MEM_WEIGHTS];
+    size_t gradients = host[2].by_class[DSVI_MEM_GRADIENTS], block = weights / 6;
+    assert_int_equal(host[1].by_class[DSVI_MEM_GRADIENTS], 0);
+    assert_int_equal(host[2].used - host[1].used, weights + gradients);
+    assert_in_range(gradients, weights, 2 * weights); /* F32 beside BF16 and some F32 */
+    snprintf(option, sizeof option, "memory_gib=%.17g", (double)(lent.used + 2 * block) / 1073741824.0);
+    plan_with(&b, option, &some, &host[3]);
+    assert_int_equal(some.used, lent.used + 2 * block);
+    assert_int_equal(host[3].used, host[2].used - 2 * block);
+    assert_ok(dsvi_trainer_create(&args, &trainer));
+    assert_int_equal(trainer->arena.used, some.used);
+    assert_int_equal(trainer->host_arena.used, host[3].used);
+    dsvi_run_facts(trainer, 0, 0, 1, &facts);
+    assert_int_equal(facts.host_gradients, gradients);
+    assert_int_equal(facts.host + facts.host_gradients + facts.host_state, host[3].used);
+    dsvi_run_facts_memory(&facts, line, sizeof line);
+    assert_non_null(strstr(line, ", weights and optimizer state "));
+    assert_non_null(strstr(line, ", gradients "));
+    dsvi_trainer_free(&trainer);
+    close_bench(&b);
+}
+
 /* Frozen weights beside a LoRA wait in host memory, as many as memory_gib requires; the plan counts them
  * there, and a host that is too small is refused before anything is allocated. */
 static void frozen_weights_leave_for_a_limit(void **state)
@@ -473,6 +513,7 @@ int main(void)
         cmocka_unit_test(says_that_nothing_fits),
         cmocka_unit_test(says_that_lists_may_leave),
         cmocka_unit_test(says_what_may_be_stored_in_8_bits),
+        cmocka_unit_test(trained_weights_leave_for_a_limit),
         cmocka_unit_test(frozen_weights_leave_for_a_limit),
         cmocka_unit_test(kept_activations_leave),
         cmocka_unit_test(says_once_that_memory_is_pageable),

@@ -368,9 +368,6 @@ static void wrong_settings_are_refused(void **state)
     run_settings(&settings, folder);
     set(&settings, "base_precision", "fp8");
     assert_fails(DSV_E_USAGE, "base_precision is fp8 and lora_rank is 0", dsv_train(&settings, NULL, NULL));
-    run_settings(&settings, folder);
-    set(&settings, "offload", "weights");
-    assert_fails(DSV_E_USAGE, "offload is weights and lora_rank is 0", dsv_train(&settings, NULL, NULL));
     assert_ok(dsvi_folder_remove(folder));
 }
 

@@ -59,9 +59,14 @@ DsvStatus dsvi_lent_acquire(DsviDitLent *lent, DsviDitPass pass, int64_t block,
     return DSV_OK;
 }
 
-DsvStatus dsvi_lent_settle(DsviDitLent *lent)
+void dsvi_lent_forget(DsviDitLent *lent)
 {
     for (int slot = 0; slot < DSVI_LENT_SLOTS; slot++)
         lent->in_slot[slot] = -1;
+}
+
+DsvStatus dsvi_lent_settle(DsviDitLent *lent)
+{
+    dsvi_lent_forget(lent);
     return lent->count > 0 ? lent->device->sync(lent->device->uploads) : DSV_OK;
 }

@@ -51,6 +51,8 @@ typedef struct DsviLentSource {
 DsvStatus dsvi_lent_acquire(DsviDitLent *lent, DsviDitPass pass, int64_t block,
                             DsviLentSource (*source)(const void *owner, int64_t block), const void *owner,
                             unsigned char **where);
+/* Forgets what the slots hold, before blocks change in host memory by copies that later uploads wait for. */
+void dsvi_lent_forget(DsviDitLent *lent);
 /* Waits for all copies and forgets what the slots hold, before blocks change in host memory or memory is
  * freed. */
 DsvStatus dsvi_lent_settle(DsviDitLent *lent);

@@ -1,0 +1,215 @@
+/* Blocks whose compute weights wait in host memory from one use to the next, and gradients of blocks that
+ * wait there from the backward pass to the update (offload=weights).
+ *
+ * Passes get lent blocks like frozen ones, from two slots of device memory (model/dit/dit_lent.h). A backward
+ * pass computes the gradients of a block in one of three slots, and then sends them to host memory while it
+ * computes the next block:
+ *
+ *     uploads     | weights 2 | weights 1 |
+ *     compute     | block 3   | block 2   | block 1   |
+ *     downloads               | grads 3   | grads 2   |
+ *
+ * An update finds the gradients of a block in the same slots, uploaded with the block's state, and writes its
+ * new compute weights in a slot from which they are downloaded with the state (zero_offload.c). The slots for
+ * weights are shared by passes and updates, because these never overlap.
+ *
+ * The sum of squares of a block's gradients is computed before they leave, by the same call as without
+ * offload. The same kernels run on the same values, so the bits are the same. */
+#include <stdlib.h>
+
+#include "train/zero_internal.h"
+
+/* ---- what waits ---- */
+
+int64_t dsvi_zero_blocks(const DsviZero *z)
+{
+    return z->table->buckets - 2;
+}
+
+static bool is_block(const DsviZero *z, int64_t bucket)
+{
+    return bucket > 0 && bucket < z->table->buckets - 1;
+}
+
+/* Returns the number of a bucket among the lent blocks; -1: it is not lent. */
+static int64_t number_of(const DsviZero *z, int64_t bucket)
+{
+    return z->lent.count > 0 && is_block(z, bucket) ? dsvi_lent_number(&z->lent, bucket - 1) : -1;
+}
+
+bool dsvi_zero_weights_wait(const DsviZero *z, int64_t bucket)
+{
+    return number_of(z, bucket) >= 0;
+}
+
+bool dsvi_zero_grads_wait(const DsviZero *z, int64_t bucket)
+{
+    return z->grads_wait && is_block(z, bucket);
+}
+
+bool dsvi_zero_lends(const DsviZero *z)
+{
+    return z->lent.count > 0 || z->grads_wait;
+}
+
+/* Computes where compute weights and gradients begin that stay on the device. */
+static void place_on_device(DsviZero *z)
+{
+    const DsviShard *compute = &z->compute_shard, *grad = &z->shard;
+    for (int64_t b = 0; b < grad->buckets; b++) {
+        const int64_t *bytes = z->compute_whole ? compute->begin : compute->packed;
+        const int64_t *elements = z->grad.flat ? grad->begin : grad->packed;
+        z->compute_begin[b + 1] = z->compute_begin[b] +
+                                  (dsvi_zero_weights_wait(z, b) ? 0 : bytes[b + 1] - bytes[b]);
+        z->grad_begin[b + 1] = z->grad_begin[b] +
+                               (dsvi_zero_grads_wait(z, b) ? 0 : elements[b + 1] - elements[b]);
+    }
+}
+
+static void lend(DsviZero *z, int64_t blocks, bool grads_wait)
+{
+    DSVI_ASSERT(blocks >= 0 && blocks <= dsvi_zero_blocks(z));
+    z->lent.count = blocks;
+    z->grads_wait = grads_wait;
+    place_on_device(z);
+}
+
+void dsvi_zero_lend_none(DsviZero *z)
+{
+    lend(z, 0, false);
+}
+
+void dsvi_zero_lend(DsviZero *z, int64_t blocks)
+{
+    DSVI_ASSERT(z->shard.size == 1 && z->act != DSVI_F32);
+    dsvi_zero_host_state(z, z->shard.buckets);
+    lend(z, blocks, z->grad_elsewhere);
+}
+
+DsvStatus dsvi_zero_lend_make(DsviZero *z)
+{
+    size_t count = (size_t)z->shard.buckets + 1;
+    z->lent = (DsviDitLent){
+        .device = z->backend->device, .turns = true, .blocks = dsvi_zero_blocks(z), .in_slot = {-1, -1}};
+    z->compute_begin = calloc(count, sizeof *z->compute_begin);
+    z->grad_begin = calloc(count, sizeof *z->grad_begin);
+    if (!z->compute_begin || !z->grad_begin)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to place %zu buckets of weights", count - 1);
+    place_on_device(z);
+    return DSV_OK;
+}
+
+void dsvi_zero_lend_free(DsviZero *z)
+{
+    free(z->compute_begin);
+    free(z->grad_begin);
+}
+
+/* ---- memory ---- */
+
+unsigned char *dsvi_zero_weight_slot(const DsviZero *z, int64_t bucket)
+{
+    return z->weight_slot[number_of(z, bucket) % DSVI_STATE_SLOTS];
+}
+
+static size_t weight_bytes(const DsviZero *z, int64_t bucket)
+{
+    return (size_t)dsvi_shard_bucket_size(&z->compute_shard, bucket);
+}
+
+static size_t grad_bytes(const DsviZero *z, int64_t bucket)
+{
+    return (size_t)dsvi_shard_bucket_size(&z->shard, bucket) * sizeof(float);
+}
+
+void dsvi_zero_carve_lend_slots(DsviZero *z, DsviArena *arena)
+{
+    size_t weights = 0, grads = 0;
+    for (int64_t b = 1; b <= dsvi_zero_blocks(z); b++) {
+        weights = weight_bytes(z, b) > weights ? weight_bytes(z, b) : weights;
+        grads = grad_bytes(z, b) > grads ? grad_bytes(z, b) : grads;
+    }
+    for (int i = 0; i < DSVI_STATE_SLOTS && z->lent.count > 0; i++)
+        z->weight_slot[i] = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, weights);
+    for (int i = 0; i < DSVI_STATE_SLOTS && z->grads_wait; i++)
+        z->grad_slot[i] = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, grads);
+    for (int i = 0; i < DSVI_LENT_SLOTS; i++)
+        z->lent.slot[i] = z->weight_slot[i];
+}
+
+void dsvi_zero_carve_lent(DsviZero *z, DsviArena *arena)
+{
+    int64_t buckets = z->shard.buckets;
+    int64_t weights = z->compute_shard.begin[buckets] - z->compute_begin[buckets];
+    int64_t grads = z->shard.begin[buckets] - z->grad_begin[buckets];
+    if (z->lent.count > 0)
+        z->host_weights = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (size_t)weights);
+    if (z->grads_wait)
+        z->host_grads = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, (size_t)grads * sizeof(float));
+}
+
+/* Returns where the compute weights of a lent block wait. */
+static unsigned char *waiting_weights(const DsviZero *z, int64_t bucket)
+{
+    return z->host_weights + (z->compute_shard.begin[bucket] - z->compute_begin[bucket]);
+}
+
+/* Returns where the gradients of a block wait. */
+static float *waiting_grads(const DsviZero *z, int64_t bucket)
+{
+    return z->host_grads + (z->shard.begin[bucket] - z->grad_begin[bucket]);
+}
+
+/* ---- a pass ---- */
+
+/* DsviLentSource */
+static DsviLentSource lent_weights(const void *owner, int64_t block)
+{
+    const DsviZero *z = owner;
+    return (DsviLentSource){waiting_weights(z, block + 1), weight_bytes(z, block + 1)};
+}
+
+DsvStatus dsvi_zero_lend_acquire(DsviZero *z, DsviDitPass pass, int64_t bucket, unsigned char **weights)
+{
+    return dsvi_lent_acquire(&z->lent, pass, bucket - 1, lent_weights, z, weights);
+}
+
+/* The first wait lets the next block reuse the slot of an earlier one, whose download had the time of this
+ * block. The last wait is for the update, which uploads the gradients again. */
+DsvStatus dsvi_zero_send_grads(DsviZero *z, int64_t bucket)
+{
+    DsviDevice *device = z->backend->device;
+    DSVI_TRY(dsvi_zero_finish_grads(z, bucket));
+    DSVI_TRY(device->follow(device->stream, device->downloads));
+    DSVI_TRY(device->follow(device->downloads, device->stream));
+    z->grads_sent = true;
+    DSVI_TRY(device->download(device->downloads, waiting_grads(z, bucket), dsvi_zero_bucket_grad(z, bucket),
+                              grad_bytes(z, bucket)));
+    return bucket == 1 ? device->follow(device->uploads, device->downloads) : DSV_OK;
+}
+
+/* ---- an update ---- */
+
+DsvStatus dsvi_zero_upload_grads(const DsviZero *z, int64_t bucket)
+{
+    DsviDevice *device = z->backend->device;
+    if (!z->grads_sent || !dsvi_zero_grads_wait(z, bucket))
+        return DSV_OK;
+    return device->upload(device->uploads, dsvi_zero_bucket_grad(z, bucket), waiting_grads(z, bucket),
+                          grad_bytes(z, bucket));
+}
+
+DsvStatus dsvi_zero_download_weights(const DsviZero *z, int64_t bucket)
+{
+    DsviDevice *device = z->backend->device;
+    if (!dsvi_zero_weights_wait(z, bucket))
+        return DSV_OK;
+    return device->download(device->downloads, waiting_weights(z, bucket), dsvi_zero_weight_slot(z, bucket),
+                            weight_bytes(z, bucket));
+}
+
+void dsvi_zero_lend_end(DsviZero *z)
+{
+    z->grads_sent = false;
+    dsvi_lent_forget(&z->lent);
+}
