@@ -316,18 +316,21 @@ static double exposed_copies(const Planner *p, const Row *row, const SizePlans *
     return exposed + layers * fmax(0, (double)p->grads / link / layers - backward);
 }
 
-/* Returns the predicted seconds of a step. Copies of state and gradients for the update hide behind it. */
+/* Returns the predicted seconds of a step. Copies of state and gradients for the update hide behind it, and
+ * behind the backward pass if this updates. */
 static double predict(const Planner *p, const Row *row)
 {
     const DsviTrainer *t = p->t;
-    double pass = 0, update = UPDATE_BYTES * (double)t->zero.shard.own / t->speeds.memory;
+    double pass = 0, beside = 0, update = UPDATE_BYTES * (double)t->zero.shard.own / t->speeds.memory;
     size_t state = p->level[row->waiting][row->waiting == STATE ? row->level : 0].moved;
     for (int64_t i = 0; i < t->size_count; i++) {
         const SizePlans *plans = plans_of(p, row, i);
         pass += (double)row->plan[i]->time * 1e-12 + plans->ends + exposed_copies(p, row, plans);
+        beside += (double)plans->backward * 1e-12 * (double)t->config.num_layers / (double)t->size_count;
     }
     pass *= (double)t->settings->gradient_accumulation_steps / (double)t->size_count;
-    return pass + fmax(update, (double)state / t->speeds.link);
+    beside = update + (t->zero.updates_in_pass ? beside : 0);
+    return pass + update + fmax(0, (double)state / t->speeds.link - beside);
 }
 
 /* Returns the host memory of a choice, at most. */

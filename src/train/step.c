@@ -265,12 +265,13 @@ static DsvStatus diverged(DsviTrainer *t, const DsviStepResult *result)
     return rank < 0 ? status : dsvi_fail_prefix(status, "rank %lld", (long long)rank);
 }
 
-/* Clips gradients by the global norm and updates the weights and their moving average. */
-static DsvStatus update_weights(DsviTrainer *t, double norm, double lr)
+/* Returns the options of the update of weights and their moving average; gradients are clipped by the global
+ * norm. */
+static DsviAdamwArgs update_options(const DsviTrainer *t, double norm, double lr)
 {
     const DsvConfig *settings = t->settings;
     double norm_max = settings->max_grad_norm;
-    DsviAdamwArgs options = {
+    return (DsviAdamwArgs){
         .step = t->step + 1,
         .lr = lr,
         .beta1 = settings->adam_beta1,
@@ -282,7 +283,24 @@ static DsvStatus update_weights(DsviTrainer *t, double norm, double lr)
         .rng = {(uint64_t)settings->seed, DSVI_RNG_ROUNDING, (uint32_t)(t->step + 1)},
         .ema_decay = settings->ema_decay,
     };
-    return dsvi_zero_update(&t->zero, &options);
+}
+
+static DsvStatus update_weights(DsviTrainer *t, double norm, double lr)
+{
+    const DsviAdamwArgs options = update_options(t, norm, lr);
+    return t->zero.updates_in_pass ? DSV_OK : dsvi_zero_update(&t->zero, &options);
+}
+
+/* Call before a backward pass, which may update the weights. */
+static DsvStatus begin_update_in_pass(DsviTrainer *t, const DsviStepResult *result)
+{
+    const DsviAdamwArgs options = update_options(t, 0, result->lr);
+    if (!t->zero.updates_in_pass)
+        return DSV_OK;
+    if (!isfinite(result->loss))
+        return diverged(t, result);
+    dsvi_zero_update_in_pass(&t->zero, &options);
+    return DSV_OK;
 }
 
 /* Adds the device's time since *last, the clock at the previous call, to *phase. */
@@ -309,6 +327,7 @@ DsvStatus dsvi_train_gradients(DsviTrainer *t, bool last_pass, const DsviSampleS
     DSVI_TRY(dsvi_dit_forward(t->dit, t->latents, t->timestep, t->text, NULL, &loss));
     DSVI_TRY(take_loss(t, result)); /* waits for the device */
     DSVI_TRY(lap(t, &last, &result->forward_s));
+    DSVI_TRY(begin_update_in_pass(t, result));
     dsvi_zero_begin_pass(&t->zero, last_pass); /* the last pass sums gradients over ranks while it runs */
     DSVI_TRY(dsvi_dit_backward(t->dit, NULL, NULL, NULL));
     if (next) /* the host draws the next micro-batch while the device computes this one */

@@ -38,7 +38,8 @@ typedef struct DsviSampleSource {
 /* Draws gradient_accumulation_steps micro-batches from `source` and updates the weights once. With several
  * ranks, the `source` of each rank must return the samples of this rank (dsvi_trainer_first_sample); all
  * ranks end with the same weights. If the loss or the gradient norm is not finite, all ranks return
- * DSV_E_DIVERGED, trainer->diverged is set, and the weights are unchanged. */
+ * DSV_E_DIVERGED, trainer->diverged is set, and the weights are unchanged; but if the backward pass updates
+ * them (zero.h), only a loss that is not finite leaves them unchanged. */
 DsvStatus dsvi_train_step(DsviTrainer *trainer, const DsviSampleSource *source, DsviStepResult *result);
 
 /* The gradients of one micro-batch, added to those of earlier ones: the forward pass to the loss and the

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "train/train_modules.h"
 
@@ -30,6 +31,15 @@ int64_t dsvi_zero_compute_bytes(const void *context, int64_t bucket, int64_t ele
     return acc * (int64_t)sizeof(float) + (element - acc) * (int64_t)dsvi_dtype_size(z->act);
 }
 
+/* The update of a bucket in the backward pass needs all of its gradient, and a factor of the gradients that
+ * does not depend on other buckets. */
+static bool updates_in_pass(const DsvConfig *settings, const DsviMesh *mesh)
+{
+    return strcmp(settings->offload, "none") != 0 && settings->lora_rank == 0 &&
+           settings->gradient_accumulation_steps == 1 && settings->max_grad_norm == 0 &&
+           dsvi_comm_size(mesh->all) == 1;
+}
+
 DsvStatus dsvi_zero_make(const DsvConfig *settings, DsviBackend *backend, const DsviMesh *mesh,
                          const DsviParamTable *table, DsviZero *out)
 {
@@ -51,6 +61,7 @@ DsvStatus dsvi_zero_make(const DsvConfig *settings, DsviBackend *backend, const 
     DSVI_TRY(dsvi_moments_make(dsvi_optimizer(settings), table, &out->shard, &out->moments));
     if (out->moments.optimizer == DSVI_MUON)
         out->muon = dsvi_muon_make(table, out->act);
+    out->updates_in_pass = updates_in_pass(settings, mesh);
     DSVI_TRY(dsvi_train_modules_make(settings, table, &out->frozen));
     DSVI_TRY(dsvi_shard_map(&out->shard, dsvi_zero_compute_bytes, out, &out->compute_shard));
     return dsvi_zero_lend_make(out);
@@ -254,6 +265,8 @@ static unsigned char *bucket_compute_weights(const DsviZero *z, int64_t bucket)
 
 float *dsvi_zero_bucket_grad(const DsviZero *z, int64_t bucket)
 {
+    if (z->updates_in_pass)
+        return z->grad_slot[0];
     if (dsvi_zero_grads_wait(z, bucket))
         return z->grad_slot[bucket % DSVI_STATE_SLOTS];
     return z->grad.flat ? z->grad.data + z->grad_begin[bucket] : z->summed[bucket % 2].memory;
@@ -430,6 +443,8 @@ static DsvStatus zero_release(void *owner, DsviDitPass pass, int64_t bucket)
         z->fresh = false;
     if (pass == DSVI_PASS_BACKWARD && dsvi_zero_grads_wait(z, bucket))
         return dsvi_zero_send_grads(z, bucket);
+    if (pass == DSVI_PASS_BACKWARD && z->updates_in_pass)
+        return dsvi_zero_update_bucket(z, bucket);
     if (pass == DSVI_PASS_FORWARD || !z->queue || (z->grad.flat && !z->last_pass))
         return DSV_OK;
     DSVI_TRY(zero_sum_of_squares(z, dsvi_zero_bucket_grad(z, bucket),
@@ -494,7 +509,8 @@ DsvStatus dsvi_zero_finish_grads(const DsviZero *z, int64_t bucket)
 DsvStatus dsvi_zero_grad_square(DsviZero *z, double *square)
 {
     for (int64_t b = 0; b < z->shard.buckets; b++)
-        if (!dsvi_zero_grads_wait(z, b)) /* else computed before they were sent to the host */
+        if (!dsvi_zero_grads_wait(z, b) &&
+            !z->updates_in_pass) /* else computed before they were used or sent */
             DSVI_TRY(dsvi_zero_finish_grads(z, b));
     return add_squares(z, z->square, square);
 }

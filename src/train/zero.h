@@ -23,6 +23,11 @@
  * from one use to the next, and the gradients of all blocks, from the backward pass to the update
  * (zero_lend.c).
  *
+ * A rank without others that offloads something, in steps of one micro-batch without gradient clipping,
+ * updates the weights of each bucket during the backward pass, as soon as their gradients are complete.
+ * Gradients then take the memory of one bucket, and copies of state are hidden behind the pass. The same
+ * kernels run on the same values, so the bits are the same.
+ *
  * Sums over ranks are formed in rank order at every stage. Without gradient accumulation all stages therefore
  * give the same bits. With gradient accumulation they differ by rounding, because stages 2 and 3 sum over
  * ranks after each micro-batch and stage 1 once per step. If there are several shard groups (hsdp_shard_dim),
@@ -85,7 +90,9 @@ typedef struct DsviZero {
                            shard */
     bool last_pass;     /* the current or next backward pass is the last of its training step */
     bool fresh;         /* the first backward pass of a step has not ended yet */
-    bool grad_elsewhere; /* grad.data is memory of the caller (dsvi_zero_grad_begin) */
+    bool grad_elsewhere;  /* grad.data is memory of the caller (dsvi_zero_grad_begin) */
+    bool updates_in_pass; /* the backward pass updates each bucket when its gradients are complete */
+    DsviAdamwArgs update; /* with updates_in_pass: options of the update in the current pass */
 
     unsigned char *compute;     /* compute weights: whole, or this rank's shard */
     DsviZeroBuffer gathered[2]; /* stage 3: compute weights; bucket b is in gathered[b % 2] */
@@ -118,10 +125,12 @@ typedef struct DsviZero {
                              * place */
     unsigned char *host_weights;                  /* compute weights of the lent blocks, packed */
     float *host_grads;                            /* gradients of the blocks, packed */
-    unsigned char *weight_slot[DSVI_STATE_SLOTS]; /* device memory for any one lent block; passes use the
-                                                   * first two (lent.slot), the update all */
+    unsigned char *weight_slot[DSVI_STATE_SLOTS]; /* device memory for any one lent block, in which updates
+                                                   * write; passes read the first two (lent.slot), or with
+                                                   * updates_in_pass others */
     float *grad_slot[DSVI_STATE_SLOTS]; /* device memory for the gradients of any one block; bucket b uses
-                                         * slot b % DSVI_STATE_SLOTS */
+                                         * slot b % DSVI_STATE_SLOTS. With updates_in_pass the first is for
+                                         * any one bucket and the only one */
 
     double *square;       /* (buckets) sums of squares of this rank's shard of the summed
                            * gradients; device memory */
@@ -176,6 +185,9 @@ DsviDitWeights dsvi_zero_weights(DsviZero *zero);
  * if the first backward pass overwrites it: the gradients of GEMM weights if gradients are whole, or the sum
  * over ranks if gradients are divided and the step has one pass. */
 DsvStatus dsvi_zero_clear_gradients(DsviZero *zero);
+/* With updates_in_pass, call before each backward pass instead of dsvi_zero_update after it, with the same
+ * options. The pass changes the weights, whether or not gradients are finite. */
+void dsvi_zero_update_in_pass(DsviZero *zero, const DsviAdamwArgs *options);
 /* Call before each backward pass; `last`: it is the last of the step. During the last pass each bucket's
  * gradients are summed over ranks as soon as they are complete. If gradients are divided (stages 2 and 3),
  * this also happens during the earlier passes. */

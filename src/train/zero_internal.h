@@ -58,6 +58,11 @@ DsvStatus dsvi_zero_state_enter(DsviZero *zero, int64_t bucket);
 void *dsvi_zero_state(const DsviZero *zero, DsviStateArray array, int64_t bucket);
 /* Copies the bucket's state back to host memory if `changed`. Its addresses become invalid. */
 DsvStatus dsvi_zero_state_leave(DsviZero *zero, int64_t bucket, bool changed);
+/* Returns the bucket that an update, or another visit of all state, enters as number `visit`, from 0: in the
+ * order of a backward pass if this pass updates. */
+int64_t dsvi_zero_visited(const DsviZero *zero, int64_t visit);
+/* Updates a bucket whose gradients are complete, in a backward pass. */
+DsvStatus dsvi_zero_update_bucket(DsviZero *zero, int64_t bucket);
 /* Starts to upload the state of the first buckets for the next update, after all downloads. */
 DsvStatus dsvi_zero_state_end(DsviZero *zero);
 /* Waits until no copy of the state is in progress, so that the caller may read host_state. */

@@ -11,7 +11,8 @@
  *
  * An update finds the gradients of a block in the same slots, uploaded with the block's state, and writes its
  * new compute weights in a slot from which they are downloaded with the state (zero_offload.c). The slots for
- * weights are shared by passes and updates, because these never overlap.
+ * weights are shared by passes and updates, because these do not overlap; if a backward pass updates, both
+ * have slots of their own, and gradients do not leave the device.
  *
  * The sum of squares of a block's gradients is computed before they leave, by the same call as without
  * offload. The same kernels run on the same values, so the bits are the same. */
@@ -61,8 +62,8 @@ static void place_on_device(DsviZero *z)
         const int64_t *elements = z->grad.flat ? grad->begin : grad->packed;
         z->compute_begin[b + 1] = z->compute_begin[b] +
                                   (dsvi_zero_weights_wait(z, b) ? 0 : bytes[b + 1] - bytes[b]);
-        z->grad_begin[b + 1] = z->grad_begin[b] +
-                               (dsvi_zero_grads_wait(z, b) ? 0 : elements[b + 1] - elements[b]);
+        bool elsewhere = dsvi_zero_grads_wait(z, b) || z->updates_in_pass;
+        z->grad_begin[b + 1] = z->grad_begin[b] + (elsewhere ? 0 : elements[b + 1] - elements[b]);
     }
 }
 
@@ -83,7 +84,7 @@ void dsvi_zero_lend(DsviZero *z, int64_t blocks)
 {
     DSVI_ASSERT(z->shard.size == 1 && z->act != DSVI_F32);
     dsvi_zero_host_state(z, z->shard.buckets);
-    lend(z, blocks, z->grad_elsewhere);
+    lend(z, blocks, z->grad_elsewhere && !z->updates_in_pass);
 }
 
 DsvStatus dsvi_zero_lend_make(DsviZero *z)
@@ -131,10 +132,14 @@ void dsvi_zero_carve_lend_slots(DsviZero *z, DsviArena *arena)
     }
     for (int i = 0; i < DSVI_STATE_SLOTS && z->lent.count > 0; i++)
         z->weight_slot[i] = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, weights);
+    for (int i = 0; i < DSVI_LENT_SLOTS && z->lent.count > 0; i++)
+        z->lent.slot[i] = z->updates_in_pass ? dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, weights)
+                                             : z->weight_slot[i];
     for (int i = 0; i < DSVI_STATE_SLOTS && z->grads_wait; i++)
         z->grad_slot[i] = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, grads);
-    for (int i = 0; i < DSVI_LENT_SLOTS; i++)
-        z->lent.slot[i] = z->weight_slot[i];
+    if (z->updates_in_pass)
+        z->grad_slot[0] = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS,
+                                          (size_t)dsvi_shard_largest_bucket(&z->shard) * sizeof(float));
 }
 
 void dsvi_zero_carve_lent(DsviZero *z, DsviArena *arena)

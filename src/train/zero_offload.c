@@ -9,6 +9,9 @@
  *     compute     |u0|       |u1|       |u2|       |u3|
  *     downloads      | 0        | 1        | 2        | 3
  *
+ * A backward pass that updates (zero.h) visits the buckets in the opposite order, the hosted ones last, with
+ * its own work between the updates.
+ *
  * The host waits for none of the copies. The order in which the streams follow each other makes each of them
  * wait for the copies that it needs and for no later ones: before bucket b is downloaded, the upload of
  * bucket b + 2, into the slot of bucket b - 1, is made to follow the downloads up to b - 1. After the last
@@ -105,20 +108,35 @@ void *dsvi_zero_state(const DsviZero *z, DsviStateArray array, int64_t bucket)
     return bucket < view.hosted ? z->slot[array][bucket % DSVI_STATE_SLOTS] : dsvi_state_local(&view, bucket);
 }
 
-/* Starts to upload the state of the hosted buckets before `end` that have not been uploaded. */
-static DsvStatus upload_before(DsviZero *z, int64_t end)
+int64_t dsvi_zero_visited(const DsviZero *z, int64_t visit)
+{
+    return z->updates_in_pass ? z->shard.buckets - 1 - visit : visit;
+}
+
+/* Returns the hosted bucket that is visited as number `i` of these, and the number of a hosted bucket. */
+static int64_t hosted_visited(const DsviZero *z, int64_t i)
+{
+    return z->updates_in_pass ? z->hosted - 1 - i : i;
+}
+
+static DsvStatus upload_bucket(DsviZero *z, int64_t bucket)
 {
     DsviDevice *device = z->backend->device;
-    for (; z->uploaded < end && z->uploaded < z->hosted; z->uploaded++) {
-        for (int a = 0; a < DSVI_STATE_ARRAYS; a++) {
-            DsviStateView view = dsvi_zero_state_view(z, (DsviStateArray)a);
-            if (view.host && view.hosted > 0)
-                DSVI_TRY(device->upload(device->uploads, dsvi_zero_state(z, (DsviStateArray)a, z->uploaded),
-                                        dsvi_state_local(&view, z->uploaded),
-                                        local_bytes(&view, z->uploaded)));
-        }
-        DSVI_TRY(dsvi_zero_upload_grads(z, z->uploaded));
+    for (int a = 0; a < DSVI_STATE_ARRAYS; a++) {
+        DsviStateView view = dsvi_zero_state_view(z, (DsviStateArray)a);
+        if (view.host && view.hosted > 0)
+            DSVI_TRY(device->upload(device->uploads, dsvi_zero_state(z, (DsviStateArray)a, bucket),
+                                    dsvi_state_local(&view, bucket), local_bytes(&view, bucket)));
     }
+    return dsvi_zero_upload_grads(z, bucket);
+}
+
+/* Starts to upload the state of the first `count` hosted buckets to be visited, unless it has been uploaded.
+ */
+static DsvStatus upload_first(DsviZero *z, int64_t count)
+{
+    for (; z->uploaded < count && z->uploaded < z->hosted; z->uploaded++)
+        DSVI_TRY(upload_bucket(z, hosted_visited(z, z->uploaded)));
     return DSV_OK;
 }
 
@@ -140,9 +158,10 @@ DsvStatus dsvi_zero_state_enter(DsviZero *z, int64_t bucket)
     DsviDevice *device = z->backend->device;
     if (bucket >= z->hosted)
         return DSV_OK;
-    DSVI_TRY(upload_before(z, bucket + 1)); /* already done, except for the first bucket */
+    int64_t visit = hosted_visited(z, bucket);
+    DSVI_TRY(upload_first(z, visit + 1)); /* already done, except for the first bucket */
     DSVI_TRY(device->follow(device->stream, device->uploads));
-    return upload_before(z, bucket + 2);
+    return upload_first(z, visit + 2);
 }
 
 DsvStatus dsvi_zero_state_leave(DsviZero *z, int64_t bucket, bool changed)
@@ -168,7 +187,7 @@ DsvStatus dsvi_zero_state_end(DsviZero *z)
         dsvi_zero_lend_end(z);
         return DSV_OK;
     }
-    return upload_before(z, DSVI_STATE_SLOTS);
+    return upload_first(z, DSVI_STATE_SLOTS);
 }
 
 /* ---- access by the host ---- */

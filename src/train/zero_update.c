@@ -169,16 +169,36 @@ static DsvStatus update_bucket(DsviZero *z, int64_t bucket, const DsviAdamwArgs 
     return update_part(z, bucket, true, &options);
 }
 
+/* Updates a bucket, wherever its state waits, and provides its new compute weights. */
+static DsvStatus visit_bucket(DsviZero *z, int64_t bucket, const DsviAdamwArgs *options)
+{
+    DSVI_TRY(dsvi_zero_state_enter(z, bucket));
+    DSVI_TRY(update_bucket(z, bucket, options));
+    DSVI_TRY(dsvi_zero_state_leave(z, bucket, true));
+    return dsvi_zero_publish(z, bucket);
+}
+
 DsvStatus dsvi_zero_update(DsviZero *z, const DsviAdamwArgs *options)
 {
-    for (int64_t b = 0; b < z->shard.buckets; b++) {
-        DSVI_TRY(dsvi_zero_state_enter(z, b));
-        DSVI_TRY(update_bucket(z, b, options));
-        DSVI_TRY(dsvi_zero_state_leave(z, b, true));
-        DSVI_TRY(dsvi_zero_publish(z, b));
-    }
+    for (int64_t b = 0; b < z->shard.buckets; b++)
+        DSVI_TRY(visit_bucket(z, b, options));
     DSVI_TRY(dsvi_zero_state_end(z));
     return dsvi_zero_wait_for_queue(z);
+}
+
+void dsvi_zero_update_in_pass(DsviZero *z, const DsviAdamwArgs *options)
+{
+    DSVI_ASSERT(z->updates_in_pass);
+    z->update = *options;
+}
+
+/* The work that computed the gradients has been given to the stream, and so has all that reads the bucket's
+ * compute weights. */
+DsvStatus dsvi_zero_update_bucket(DsviZero *z, int64_t bucket)
+{
+    DSVI_TRY(dsvi_zero_finish_grads(z, bucket));
+    DSVI_TRY(visit_bucket(z, bucket, &z->update));
+    return bucket == 0 ? dsvi_zero_state_end(z) : DSV_OK;
 }
 
 /* Converts a bucket that has been entered, and sends it to the other ranks. */
@@ -192,7 +212,8 @@ static DsvStatus renew_bucket(DsviZero *z, int64_t bucket, bool changed)
 
 DsvStatus dsvi_zero_refresh(DsviZero *z)
 {
-    for (int64_t b = 0; b < z->shard.buckets; b++) {
+    for (int64_t i = 0; i < z->shard.buckets; i++) {
+        int64_t b = dsvi_zero_visited(z, i);
         DSVI_TRY(dsvi_zero_state_enter(z, b));
         DSVI_TRY(renew_bucket(z, b, false));
     }
@@ -218,7 +239,8 @@ static DsvStatus swap_bucket(DsviZero *z, int64_t bucket)
 
 DsvStatus dsvi_zero_swap_ema(DsviZero *z)
 {
-    for (int64_t b = 0; b < z->shard.buckets; b++) {
+    for (int64_t i = 0; i < z->shard.buckets; i++) {
+        int64_t b = dsvi_zero_visited(z, i);
         DSVI_TRY(dsvi_zero_state_enter(z, b));
         DSVI_TRY(swap_bucket(z, b));
         DSVI_TRY(renew_bucket(z, b, true));

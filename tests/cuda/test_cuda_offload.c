@@ -1,6 +1,7 @@
 /* Training steps with lists that stay on the GPU and with offloaded lists (sparse.offload_lists) give the
- * same bits in every mode of gradient checkpointing, and so do those whose state and activations wait in host
- * memory as offload=auto chooses. Lists are so long that their copies overlap with attention. */
+ * same bits in every mode of gradient checkpointing, and so do those whose state, weights, gradients and
+ * activations wait in host memory, as offload=auto chooses or all of them. Lists are so long that their
+ * copies overlap with attention. */
 #include "base/rng.h"
 #include "cuda/gpu.h"
 #include "test.h"
@@ -135,6 +136,34 @@ static void planned(void **state)
     free(least.weights);
 }
 
+/* Weights and gradients in host memory, with gradients that add up on the device, that leave it, and that the
+ * backward pass uses up. */
+static void trained_weights_wait(void **state)
+{
+    static const char *const forms[][2] = {{"gradient_accumulation_steps=2", "max_grad_norm=1"},
+                                           {"gradient_accumulation_steps=1", "max_grad_norm=1"},
+                                           {"gradient_accumulation_steps=1", "max_grad_norm=0"}};
+    static const char *const ways[] = {"offload=none", "offload=states", "offload=weights",
+                                       "offload=weights+residual"};
+    (void)state;
+    for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+        Trained kept = {0};
+        for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+            Trained moved;
+            DsvConfig settings = settings_of("selective", false);
+            assert_ok(dsv_config_set(&settings, forms[f][0]));
+            assert_ok(dsv_config_set(&settings, forms[f][1]));
+            assert_ok(dsv_config_set(&settings, ways[w]));
+            train(settings, false, w > 0 ? &moved : &kept);
+            if (w == 0)
+                continue;
+            same_bits(&kept, &moved, ways[w]);
+            free(moved.weights);
+        }
+        free(kept.weights);
+    }
+}
+
 static void kept_or_offloaded(void **state)
 {
     static const char *const keep[] = {"false", "selective", "true"};
@@ -152,7 +181,8 @@ static void kept_or_offloaded(void **state)
 /* Runs only in deterministic mode, since bits cannot be compared if sums have no fixed order. */
 static int run(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(kept_or_offloaded), cmocka_unit_test(planned)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(kept_or_offloaded), cmocka_unit_test(planned),
+                                       cmocka_unit_test(trained_weights_wait)};
     return gpu_backend.device->deterministic ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }
 

@@ -86,6 +86,9 @@ static void the_bits_are_those_without(void **state)
         {"optimizer=muon", "mixed_precision=no", NULL},
         {"gradient_accumulation_steps=2", NULL},
         {"train_modules=attn1", NULL},
+        {"max_grad_norm=0", NULL},
+        {"max_grad_norm=0", "optimizer=adamw_8bit", "train_modules=attn1", NULL},
+        {"max_grad_norm=0", "optimizer=muon", "mixed_precision=no", NULL},
     };
     (void)state;
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
@@ -123,11 +126,11 @@ static DsvStatus make_copies_late(DsviTrainer *t, int step)
 /* Nothing runs before the copies that it needs, with the weights of all blocks or of some in host memory. */
 static void each_use_waits_for_its_copy(void **state)
 {
-    static const char *const forms[][2] = {{"weight_decay=0.1", NULL},
-                                           {"gradient_accumulation_steps=2", NULL}};
+    static const char *const forms[][2] = {
+        {"weight_decay=0.1", NULL}, {"gradient_accumulation_steps=2", NULL}, {"max_grad_norm=0", NULL}};
     static const char *words[WORDS];
     (void)state;
-    for (int way = 0; way < 8; way++) {
+    for (int way = 0; way < 12; way++) {
         char limit[64];
         const char *const *form = forms[way / 4];
         const char *extra[] = {form[0], limit, NULL};
@@ -158,6 +161,31 @@ static void ranks_give_the_bits_too(void **state)
     for (int i = 0; i < 3; i++)
         for (int64_t stage = 1; stage <= 3; stage++)
             compare(forms[i], "offload=states", ranks_max, stage, 3);
+}
+
+/* Without clipping the backward pass updates: gradients then take the memory of one bucket, and a loss that
+ * is not finite still ends the run before anything changes. */
+static void a_pass_that_updates_needs_one_gradient(void **state)
+{
+    static const char *words[WORDS];
+    static const char *const plain[] = {NULL}, *const unclipped[] = {"max_grad_norm=0", NULL};
+    (void)state;
+    Rig clipped = train(plain, "offload=states", 1, 1, 1), rig = train(unclipped, "offload=states", 1, 1, 1);
+    assert_true(clipped.rank[0].plan.by_class[DSVI_MEM_GRADIENTS] >
+                rig.rank[0].plan.by_class[DSVI_MEM_GRADIENTS]);
+    assert_in_range(rig.rank[0].plan.by_class[DSVI_MEM_GRADIENTS],
+                    (size_t)rig.rank[0].largest * sizeof(float),
+                    (size_t)rig.rank[0].largest * sizeof(float) + 512);
+    rig_free(&clipped);
+    rig_free(&rig);
+    rig = rig_of(words, unclipped, "offload=weights", 1, 1, 3);
+    rig.fault = RIG_NAN_SAMPLE;
+    rig.fault_rank = 0;
+    rig.fault_step = 2;
+    rig_train(&rig);
+    assert_int_equal(rig.outcome[0].status, DSV_E_DIVERGED);
+    assert_non_null(strstr(rig.outcome[0].sentence, "step 2: loss nan"));
+    rig_free(&rig);
 }
 
 static void limit_moves(const char *offload)
@@ -306,6 +334,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_bits_are_those_without),
         cmocka_unit_test(weights_that_wait_give_the_bits),
         cmocka_unit_test(each_use_waits_for_its_copy),
+        cmocka_unit_test(a_pass_that_updates_needs_one_gradient),
         cmocka_unit_test(what_cannot_wait_is_refused),
         cmocka_unit_test(ranks_give_the_bits_too),
         cmocka_unit_test(a_limit_moves_as_much_as_it_needs),
