@@ -9,26 +9,27 @@
 #include "train/trainer_sizes.h"
 
 /* Checks that weights that are trained can wait in host memory. */
-static DsvStatus check_trained(const DsvConfig *settings, int64_t ranks)
+static DsvStatus check_trained(const DsvConfig *settings, const DsviMesh *mesh)
 {
+    int64_t ranks = dsvi_comm_size(mesh->all);
     if (dsvi_dit_act(settings) == DSVI_F32)
         return DSVI_FAIL(
             DSV_E_USAGE,
             "offload is %s and mixed_precision is no, expected bf16, or a LoRA: F32 weights that are trained "
             "stay on the device",
             settings->offload);
-    if (ranks > 1)
+    if (ranks > 1 && (settings->zero_stage < 3 || mesh->shard_ranks == 1))
         return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                         "offload is %s and %lld ranks train all weights, expected one rank, a LoRA, or "
-                         "offload=states with zero_stage=3, which divides the weights among the ranks",
+                         "offload is %s and each of %lld ranks keeps all weights, expected zero_stage=3, one "
+                         "rank, or a LoRA",
                          settings->offload, (long long)ranks);
     return DSV_OK;
 }
 
-DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, int64_t ranks)
+DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, const DsviMesh *mesh)
 {
     if (dsvi_offloads(settings, "weights") && settings->lora_rank == 0)
-        DSVI_TRY(check_trained(settings, ranks));
+        DSVI_TRY(check_trained(settings, mesh));
     if (dsvi_offloads(settings, "residual") && dsvi_dit_keep(settings) == DSVI_KEEP_ALL)
         return DSVI_FAIL(
             DSV_E_USAGE,
@@ -40,7 +41,7 @@ DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, int64_t ranks)
 
 bool dsvi_trainer_lends(const DsviTrainer *t)
 {
-    return t->frozen || (dsvi_dit_act(t->settings) != DSVI_F32 && dsvi_comm_size(t->comm) == 1);
+    return t->frozen || dsvi_zero_can_lend(&t->zero);
 }
 
 /* Lets the fewest of up to `most` blocks or buckets wait, as `wait` does, that keep to memory_gib. */

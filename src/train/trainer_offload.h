@@ -11,9 +11,8 @@
 extern "C" {
 #endif
 
-/* Fails with DSV_E_USAGE or DSV_E_UNSUPPORTED if the option asks for what this run of `ranks` ranks does not
- * have. */
-DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, int64_t ranks);
+/* Fails with DSV_E_USAGE or DSV_E_UNSUPPORTED if the option asks for what this run does not have. */
+DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, const DsviMesh *mesh);
 /* Returns whether the weights of the trainer's blocks can wait in host memory: the frozen ones beside a LoRA,
  * or else those that are trained. */
 bool dsvi_trainer_lends(const DsviTrainer *trainer);

@@ -267,15 +267,18 @@ float *dsvi_zero_bucket_grad(const DsviZero *z, int64_t bucket)
 {
     if (z->updates_in_pass)
         return z->grad_slot[0];
-    if (dsvi_zero_grads_wait(z, bucket))
-        return z->grad_slot[bucket % DSVI_STATE_SLOTS];
-    return z->grad.flat ? z->grad.data + z->grad_begin[bucket] : z->summed[bucket % 2].memory;
+    if (!z->grad.flat)
+        return z->summed[bucket % 2].memory;
+    return dsvi_zero_grads_wait(z, bucket) ? z->grad_slot[bucket % DSVI_STATE_SLOTS]
+                                           : z->grad.data + z->grad_begin[bucket];
 }
 
 float *dsvi_zero_local_grad(const DsviZero *z, int64_t bucket)
 {
-    return z->grad.flat ? dsvi_zero_bucket_grad(z, bucket) + dsvi_shard_first(&z->shard, bucket)
-                        : z->grad.data + z->grad_begin[bucket];
+    if (z->grad.flat)
+        return dsvi_zero_bucket_grad(z, bucket) + dsvi_shard_first(&z->shard, bucket);
+    return dsvi_zero_grads_wait(z, bucket) ? z->grad_slot[bucket % DSVI_STATE_SLOTS]
+                                           : z->grad.data + z->grad_begin[bucket];
 }
 
 /* ---- transfers, run by the queue's thread ---- */
@@ -299,8 +302,8 @@ static DsvStatus gather_bucket(void *context, int64_t bucket)
     void *whole = bucket_compute_weights(z, bucket);
     DsvStatus status = z->compute_whole
                            ? dsvi_comm_all_gather(z->shard_comm, whole, 1, bound)
-                           : dsvi_comm_all_gather_from(z->shard_comm, dsvi_zero_local_weights(z, bucket),
-                                                       whole, 1, bound);
+                           : dsvi_comm_all_gather_from(z->shard_comm, z->gathered[bucket % 2].shard, whole, 1,
+                                                       bound);
     zero_start_after(z, -1);
     return zero_report_failure(z, status);
 }
@@ -322,12 +325,19 @@ static DsvStatus sum_bucket(void *context, int64_t bucket)
 /* ---- calls from passes ---- */
 
 /* Queues the gathering of a bucket's compute weights unless this was done before. Replaces the contents of
- * the bucket's buffer, so no kernel that is launched later may use them. */
-static DsvStatus request_weights(DsviZero *z, int64_t bucket)
+ * the bucket's buffer, so no kernel that is launched later may use them. A lent shard has been uploaded while
+ * the block before was computed. */
+static DsvStatus request_weights(DsviZero *z, DsviDitPass pass, int64_t bucket)
 {
     DsviZeroBuffer *buffer = &z->gathered[bucket % 2];
+    unsigned char *shard;
     if (buffer->bucket == bucket)
         return DSV_OK;
+    if (dsvi_zero_weights_wait(z, bucket))
+        DSVI_TRY(dsvi_zero_lend_acquire(z, pass, bucket, &shard));
+    else
+        shard = dsvi_zero_local_weights(z, bucket);
+    buffer->shard = shard;
     DSVI_TRY(zero_record_mark(z, may_gather_mark(bucket)));
     buffer->bucket = bucket;
     buffer->queued = dsvi_comm_queue_put(z->queue, gather_bucket, z, bucket);
@@ -339,9 +349,9 @@ static DsvStatus request_weights(DsviZero *z, int64_t bucket)
 static DsvStatus wait_for_weights(DsviZero *z, DsviDitPass pass, int64_t bucket)
 {
     int64_t next = bucket + (pass == DSVI_PASS_FORWARD ? 1 : -1);
-    DSVI_TRY(request_weights(z, bucket));
+    DSVI_TRY(request_weights(z, pass, bucket));
     DSVI_TRY(dsvi_comm_queue_wait(z->queue, z->gathered[bucket % 2].queued));
-    return next >= 0 && next < z->shard.buckets ? request_weights(z, next) : DSV_OK;
+    return next >= 0 && next < z->shard.buckets ? request_weights(z, pass, next) : DSV_OK;
 }
 
 /* Waits for the sum over ranks in `buffer` and adds this rank's shard of it to the sum of earlier
@@ -363,7 +373,8 @@ static DsvStatus accumulate_sum(DsviZero *z, DsviZeroBuffer *buffer)
     };
     DSVI_TRY(dsvi_comm_queue_wait(z->queue, buffer->queued));
     buffer->bucket = -1;
-    return z->backend->ops.add.run(z->backend->device->stream, &args);
+    DSVI_TRY(z->backend->ops.add.run(z->backend->device->stream, &args));
+    return dsvi_zero_grads_wait(z, bucket) ? dsvi_zero_send_grads(z, bucket) : DSV_OK;
 }
 
 /* Provides a cleared buffer for the bucket's gradients. Before, accumulates the sum over ranks that the
@@ -416,7 +427,7 @@ static DsvStatus zero_acquire(void *owner, DsviDitPass pass, int64_t bucket, Dsv
     if (!z->grad.flat && pass == DSVI_PASS_BACKWARD)
         DSVI_TRY(prepare_grad_buffer(z, bucket));
     unsigned char *weights;
-    if (dsvi_zero_weights_wait(z, bucket))
+    if (z->compute_whole && dsvi_zero_weights_wait(z, bucket))
         DSVI_TRY(dsvi_zero_lend_acquire(z, pass, bucket, &weights));
     else
         weights = bucket_compute_weights(z, bucket);
@@ -441,7 +452,7 @@ static DsvStatus zero_release(void *owner, DsviDitPass pass, int64_t bucket)
     DsviZero *z = owner;
     if (pass == DSVI_PASS_BACKWARD && bucket == 0)
         z->fresh = false;
-    if (pass == DSVI_PASS_BACKWARD && dsvi_zero_grads_wait(z, bucket))
+    if (pass == DSVI_PASS_BACKWARD && z->grad.flat && dsvi_zero_grads_wait(z, bucket))
         return dsvi_zero_send_grads(z, bucket);
     if (pass == DSVI_PASS_BACKWARD && z->updates_in_pass)
         return dsvi_zero_update_bucket(z, bucket);

@@ -53,6 +53,7 @@ typedef struct DsviZeroBuffer {
     void *memory;
     int64_t bucket; /* the bucket in the buffer; -1: none */
     int64_t queued; /* number in the queue of the transfer that fills the buffer or sums its contents */
+    const unsigned char *shard; /* of a gathered bucket: this rank's shard */
 } DsviZeroBuffer;
 
 /* The arrays of the state that an update reads and writes. */
@@ -123,14 +124,14 @@ typedef struct DsviZero {
                              * no place */
     int64_t *grad_begin;    /* (buckets + 1) the same of elements of grad.data; gradients that wait take no
                              * place */
-    unsigned char *host_weights;                  /* compute weights of the lent blocks, packed */
-    float *host_grads;                            /* gradients of the blocks, packed */
-    unsigned char *weight_slot[DSVI_STATE_SLOTS]; /* device memory for any one lent block, in which updates
-                                                   * write; passes read the first two (lent.slot), or with
-                                                   * updates_in_pass others */
-    float *grad_slot[DSVI_STATE_SLOTS]; /* device memory for the gradients of any one block; bucket b uses
-                                         * slot b % DSVI_STATE_SLOTS. With updates_in_pass the first is for
-                                         * any one bucket and the only one */
+    unsigned char *host_weights;                  /* compute weights of lent blocks: this rank's shards */
+    float *host_grads;                            /* gradients of blocks: this rank's shards */
+    unsigned char *weight_slot[DSVI_STATE_SLOTS]; /* device memory for a shard of any lent block, in which
+                                                   * updates write; passes read the first two (lent.slot), or
+                                                   * with updates_in_pass others */
+    float *grad_slot[DSVI_STATE_SLOTS]; /* device memory for this rank's shard of the gradients of any block;
+                                         * bucket b uses slot b % DSVI_STATE_SLOTS. With updates_in_pass the
+                                         * first is for any one bucket and the only one */
 
     double *square;       /* (buckets) sums of squares of this rank's shard of the summed
                            * gradients; device memory */
@@ -156,10 +157,12 @@ const int64_t *dsvi_zero_grad_begin(const DsviZero *zero);
 void dsvi_zero_host_state(DsviZero *zero, int64_t buckets);
 
 /* Keeps all state in host memory from now on, the compute weights of `blocks` blocks, spread evenly among the
- * others, and with gradient_accumulation_steps=1 the gradients of all blocks. Call before memory is carved.
- * Needs one rank, and BF16 as compute dtype; 0 <= blocks <= dsvi_zero_blocks. A later call of
- * dsvi_zero_host_state undoes it. */
+ * others, and with gradient_accumulation_steps=1 the gradients of all blocks; each rank what it keeps of
+ * them. Call before memory is carved. Needs dsvi_zero_can_lend; 0 <= blocks <= dsvi_zero_blocks. A later call
+ * of dsvi_zero_host_state undoes it. */
 void dsvi_zero_lend(DsviZero *zero, int64_t blocks);
+/* Returns whether compute weights are not the master weights, and no rank keeps those of other ranks. */
+bool dsvi_zero_can_lend(const DsviZero *zero);
 /* Returns the number of blocks of the model: all buckets but the first and the last. */
 int64_t dsvi_zero_blocks(const DsviZero *zero);
 

@@ -14,6 +14,10 @@
  * weights are shared by passes and updates, because these do not overlap; if a backward pass updates, both
  * have slots of their own, and gradients do not leave the device.
  *
+ * With weights divided among ranks (zero_stage=3) each rank's shard waits. It is uploaded while the block
+ * before the one is computed beside which the shards of all ranks are gathered. With divided gradients a rank
+ * sends its shard of the sum over ranks.
+ *
  * The sum of squares of a block's gradients is computed before they leave, by the same call as without
  * offload. The same kernels run on the same values, so the bits are the same. */
 #include <stdlib.h>
@@ -53,13 +57,23 @@ bool dsvi_zero_lends(const DsviZero *z)
     return z->lent.count > 0 || z->grads_wait;
 }
 
+/* Returns (buckets + 1) bytes: where compute weights that this rank keeps would begin if none of them waited;
+ * and elements of its gradients. */
+static const int64_t *kept_weights(const DsviZero *z)
+{
+    return z->compute_whole ? z->compute_shard.begin : z->compute_shard.packed;
+}
+
+static const int64_t *kept_grads(const DsviZero *z)
+{
+    return z->grad.flat ? z->shard.begin : z->shard.packed;
+}
+
 /* Computes where compute weights and gradients begin that stay on the device. */
 static void place_on_device(DsviZero *z)
 {
-    const DsviShard *compute = &z->compute_shard, *grad = &z->shard;
-    for (int64_t b = 0; b < grad->buckets; b++) {
-        const int64_t *bytes = z->compute_whole ? compute->begin : compute->packed;
-        const int64_t *elements = z->grad.flat ? grad->begin : grad->packed;
+    const int64_t *bytes = kept_weights(z), *elements = kept_grads(z);
+    for (int64_t b = 0; b < z->shard.buckets; b++) {
         z->compute_begin[b + 1] = z->compute_begin[b] +
                                   (dsvi_zero_weights_wait(z, b) ? 0 : bytes[b + 1] - bytes[b]);
         bool elsewhere = dsvi_zero_grads_wait(z, b) || z->updates_in_pass;
@@ -80,9 +94,14 @@ void dsvi_zero_lend_none(DsviZero *z)
     lend(z, 0, false);
 }
 
+bool dsvi_zero_can_lend(const DsviZero *z)
+{
+    return z->act != DSVI_F32 && (!z->compute_whole || dsvi_comm_size(z->mesh->all) == 1);
+}
+
 void dsvi_zero_lend(DsviZero *z, int64_t blocks)
 {
-    DSVI_ASSERT(z->shard.size == 1 && z->act != DSVI_F32);
+    DSVI_ASSERT(dsvi_zero_can_lend(z));
     dsvi_zero_host_state(z, z->shard.buckets);
     lend(z, blocks, z->grad_elsewhere && !z->updates_in_pass);
 }
@@ -115,12 +134,12 @@ unsigned char *dsvi_zero_weight_slot(const DsviZero *z, int64_t bucket)
 
 static size_t weight_bytes(const DsviZero *z, int64_t bucket)
 {
-    return (size_t)dsvi_shard_bucket_size(&z->compute_shard, bucket);
+    return (size_t)dsvi_shard_count(&z->compute_shard, bucket);
 }
 
 static size_t grad_bytes(const DsviZero *z, int64_t bucket)
 {
-    return (size_t)dsvi_shard_bucket_size(&z->shard, bucket) * sizeof(float);
+    return (size_t)dsvi_shard_count(&z->shard, bucket) * sizeof(float);
 }
 
 void dsvi_zero_carve_lend_slots(DsviZero *z, DsviArena *arena)
@@ -145,8 +164,8 @@ void dsvi_zero_carve_lend_slots(DsviZero *z, DsviArena *arena)
 void dsvi_zero_carve_lent(DsviZero *z, DsviArena *arena)
 {
     int64_t buckets = z->shard.buckets;
-    int64_t weights = z->compute_shard.begin[buckets] - z->compute_begin[buckets];
-    int64_t grads = z->shard.begin[buckets] - z->grad_begin[buckets];
+    int64_t weights = kept_weights(z)[buckets] - z->compute_begin[buckets];
+    int64_t grads = kept_grads(z)[buckets] - z->grad_begin[buckets];
     if (z->lent.count > 0)
         z->host_weights = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, (size_t)weights);
     if (z->grads_wait)
@@ -156,13 +175,13 @@ void dsvi_zero_carve_lent(DsviZero *z, DsviArena *arena)
 /* Returns where the compute weights of a lent block wait. */
 static unsigned char *waiting_weights(const DsviZero *z, int64_t bucket)
 {
-    return z->host_weights + (z->compute_shard.begin[bucket] - z->compute_begin[bucket]);
+    return z->host_weights + (kept_weights(z)[bucket] - z->compute_begin[bucket]);
 }
 
 /* Returns where the gradients of a block wait. */
 static float *waiting_grads(const DsviZero *z, int64_t bucket)
 {
-    return z->host_grads + (z->shard.begin[bucket] - z->grad_begin[bucket]);
+    return z->host_grads + (kept_grads(z)[bucket] - z->grad_begin[bucket]);
 }
 
 /* ---- a pass ---- */
@@ -188,7 +207,7 @@ DsvStatus dsvi_zero_send_grads(DsviZero *z, int64_t bucket)
     DSVI_TRY(device->follow(device->stream, device->downloads));
     DSVI_TRY(device->follow(device->downloads, device->stream));
     z->grads_sent = true;
-    DSVI_TRY(device->download(device->downloads, waiting_grads(z, bucket), dsvi_zero_bucket_grad(z, bucket),
+    DSVI_TRY(device->download(device->downloads, waiting_grads(z, bucket), dsvi_zero_local_grad(z, bucket),
                               grad_bytes(z, bucket)));
     return bucket == 1 ? device->follow(device->uploads, device->downloads) : DSV_OK;
 }
@@ -200,7 +219,7 @@ DsvStatus dsvi_zero_upload_grads(const DsviZero *z, int64_t bucket)
     DsviDevice *device = z->backend->device;
     if (!z->grads_sent || !dsvi_zero_grads_wait(z, bucket))
         return DSV_OK;
-    return device->upload(device->uploads, dsvi_zero_bucket_grad(z, bucket), waiting_grads(z, bucket),
+    return device->upload(device->uploads, dsvi_zero_local_grad(z, bucket), waiting_grads(z, bucket),
                           grad_bytes(z, bucket));
 }
 

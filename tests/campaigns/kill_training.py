@@ -3,8 +3,8 @@
 resumes it each time, and compares the result bit for bit with a run that was never killed: losses,
 measurements, decisions, weights, their moving average, moments, sparse state. The training writes a
 checkpoint every third step, so that many kills happen while one is written. The state of the killed training
-waits in host memory (offload=states), so that kills also happen while the state travels; that of the other
-one stays on the device."""
+waits in host memory, alone or with weights and gradients (offload=states or weights), so that kills also
+happen while it travels; that of the other one stays on the device."""
 import argparse
 import collections
 import random
@@ -57,7 +57,7 @@ def main():
 
     kills, found = 0, collections.Counter()
     while True:
-        settings = ["offload=states"]
+        settings = [f"offload={choice.choice(['states', 'weights'])}"]
         if training.folder("killed").exists():
             settings.append("resume_from_checkpoint=latest")
         process = training.start("killed", args.steps, *settings)

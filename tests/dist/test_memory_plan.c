@@ -96,6 +96,7 @@ static void the_bits_are_those_with_everything_on_the_device(void **state)
     static const char *const FORMS[][4] = {
         {NULL},
         {"gradient_accumulation_steps=2", NULL},
+        {"max_grad_norm=0", NULL},
         {"sparse.enabled=true", "mixed_precision=no", NULL},
         {"data.buckets=9x32x32,5x32x48", NULL},
     };

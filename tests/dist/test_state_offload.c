@@ -107,10 +107,39 @@ static void weights_that_wait_give_the_bits(void **state)
         {"max_grad_norm=0", "data.buckets=9x32x32,5x32x48", NULL},
     };
     static const char *const residual[] = {"gradient_checkpointing=selective", NULL};
+    static const char *const in_pass[] = {"gradient_checkpointing=true", "max_grad_norm=0", NULL};
     (void)state;
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
         compare(forms[i], "offload=weights", 1, 1, i == 0 ? 20 : 5);
     compare(residual, "offload=weights+residual", 1, 1, 5);
+    compare(in_pass, "offload=weights+residual", 1, 1, 5);
+    compare(in_pass, "offload=states+residual", 1, 1, 5);
+}
+
+static DsvStatus swap_averages(DsviTrainer *t, int step)
+{
+    return step == 2 ? dsvi_zero_swap_ema(&t->zero) : DSV_OK;
+}
+
+/* Weights and their moving average are exchanged, and training goes on from the average. */
+static void averages_are_exchanged(void **state)
+{
+    static const char *const forms[][3] = {{"validation.ema=true", NULL},
+                                           {"validation.ema=true", "max_grad_norm=0", NULL}};
+    static const char *const offload[] = {NULL, "offload=states", "offload=weights"};
+    static const char *words[WORDS];
+    (void)state;
+    for (int form = 0; form < 2; form++) {
+        Rig rig[3];
+        for (int way = 0; way < 3; way++) {
+            rig[way] = rig_of(words, forms[form], offload[way], 1, 1, 4);
+            rig[way].between = swap_averages;
+            rig_train(&rig[way]);
+            same_bits(&rig[0], &rig[way]);
+        }
+        for (int way = 0; way < 3; way++)
+            rig_free(&rig[way]);
+    }
 }
 
 static bool uploads_late;
@@ -118,7 +147,7 @@ static bool uploads_late;
 static DsvStatus make_copies_late(DsviTrainer *t, int step)
 {
     DsviDevice *cpu = t->backend->device;
-    if (step == 0)
+    if (step == 0 && dsvi_comm_rank(t->comm) == 0)
         late_device(cpu, uploads_late ? &cpu->uploads : &cpu->downloads);
     return DSV_OK;
 }
@@ -163,6 +192,36 @@ static void ranks_give_the_bits_too(void **state)
             compare(forms[i], "offload=states", ranks_max, stage, 3);
 }
 
+static void ranks_divide_weights_that_wait(void **state)
+{
+    static const char *const forms[][3] = {{"mixed_precision=bf16", NULL},
+                                           {"optimizer=muon", NULL},
+                                           {"optimizer=adamw_8bit", "train_modules=attn1", NULL},
+                                           {"gradient_accumulation_steps=2", NULL}};
+    (void)state;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        compare(forms[i], "offload=weights", ranks_max, 3, 4);
+}
+
+/* The same with copies of one of the ranks as late as their streams allow. */
+static void ranks_wait_for_their_copies(void **state)
+{
+    static const char *words[WORDS];
+    static const char *const plain[] = {NULL};
+    (void)state;
+    Rig kept = train(plain, NULL, 2, 3, 4);
+    for (int way = 0; way < 2; way++) {
+        uploads_late = way;
+        Rig moved = rig_of(words, plain, "offload=weights", 2, 3, 4);
+        moved.between = make_copies_late;
+        rig_train(&moved);
+        assert_true(late.count > 0);
+        same_bits(&kept, &moved);
+        rig_free(&moved);
+    }
+    rig_free(&kept);
+}
+
 /* Without clipping the backward pass updates: gradients then take the memory of one bucket, and a loss that
  * is not finite still ends the run before anything changes. */
 static void a_pass_that_updates_needs_one_gradient(void **state)
@@ -188,16 +247,16 @@ static void a_pass_that_updates_needs_one_gradient(void **state)
     rig_free(&rig);
 }
 
-static void limit_moves(const char *offload)
+static void limit_moves(const char *offload, const char *form)
 {
-    static const char *const plain[] = {"mixed_precision=bf16", NULL};
+    const char *const plain[] = {form, NULL};
     char words[64];
     Rig kept = train(plain, NULL, 1, 1, 4), all = train(plain, offload, 1, 1, 4);
     size_t most = kept.rank[0].plan.used, least = all.rank[0].plan.used;
     assert_true(least < most);
     double limit = (double)(least + most) / 2;
     snprintf(words, sizeof words, "memory_gib=%.17g", limit / 1073741824.0);
-    const char *const limited[] = {offload, words, NULL};
+    const char *const limited[] = {form, offload, words, NULL};
     Rig some = train(limited, NULL, 1, 1, 4);
     assert_true((double)some.rank[0].plan.used <= limit);
     assert_true(state_on_host(&some) > 0 && state_on_host(&some) < state_on_host(&all));
@@ -218,11 +277,12 @@ static void limit_moves(const char *offload)
 static void a_limit_moves_as_much_as_it_needs(void **state)
 {
     (void)state;
-    limit_moves("offload=states");
-    limit_moves("offload=weights");
+    limit_moves("offload=states", "mixed_precision=bf16");
+    limit_moves("offload=weights", "mixed_precision=bf16");
+    limit_moves("offload=states", "max_grad_norm=0");
 }
 
-/* Weights in F32 are the master weights, and ranks would have to gather what waits. */
+/* Weights in F32 are the master weights, and whole weights would wait on each rank. */
 static void what_cannot_wait_is_refused(void **state)
 {
     static const char *words[WORDS];
@@ -234,11 +294,12 @@ static void what_cannot_wait_is_refused(void **state)
     assert_int_equal(rig.outcome[0].status, DSV_E_USAGE);
     assert_non_null(strstr(rig.outcome[0].sentence, "offload is weights and mixed_precision is no"));
     rig_free(&rig);
-    rig = rig_of(words, plain, "offload=weights", 2, 3, 1);
+    rig = rig_of(words, plain, "offload=weights", 2, 2, 1);
     rig.fault = RIG_NO_SAMPLE;
     rig_train(&rig);
     assert_int_equal(rig.outcome[0].status, DSV_E_UNSUPPORTED);
-    assert_non_null(strstr(rig.outcome[0].sentence, "offload is weights and 2 ranks train all weights"));
+    assert_non_null(
+        strstr(rig.outcome[0].sentence, "offload is weights and each of 2 ranks keeps all weights"));
     rig_free(&rig);
 }
 
@@ -270,17 +331,17 @@ static void checkpoints_move_between_settings(void **state)
     for (int way = 0; way < 6; way++) {
         const char *const *form = way / 2 % 2 ? codes : plain;
         const char *offload = way < 4 ? "offload=states" : "offload=weights";
-        int64_t many = way < 4 ? ranks_max : 1; /* ranks with offload */
+        int64_t stage = way < 4 ? 2 : 3;
         snprintf(saved, sizeof saved, "%s", tiny_folder());
         snprintf(saved_again, sizeof saved_again, "%s", tiny_folder());
-        Rig first = rig_of(words, form, way % 2 ? offload : NULL, way % 2 ? many : 1, 3, 4);
+        Rig first = rig_of(words, form, way % 2 ? offload : NULL, way % 2 ? ranks_max : 1, 3, 4);
         first.between = save_after_three_steps;
         rig_train(&first);
-        Rig second = rig_of(words, form, way % 2 ? NULL : offload, way % 2 ? 1 : many, 2, 1);
+        Rig second = rig_of(words, form, way % 2 ? NULL : offload, way % 2 ? 1 : ranks_max, stage, 1);
         second.between = load_then_save;
         rig_train(&second);
         tiny_same_checkpoints(saved, saved_again, 3);
-        Rig third = rig_of(words, form, way % 2 ? NULL : offload, first.ranks, 2, 1);
+        Rig third = rig_of(words, form, way % 2 ? NULL : offload, first.ranks, stage, 1);
         third.between = load_then_save;
         rig_train(&third);
         assert_memory_equal(&first.rank[0].step[3].loss, &third.rank[0].step[0].loss, sizeof(double));
@@ -333,10 +394,13 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bits_are_those_without),
         cmocka_unit_test(weights_that_wait_give_the_bits),
+        cmocka_unit_test(averages_are_exchanged),
         cmocka_unit_test(each_use_waits_for_its_copy),
         cmocka_unit_test(a_pass_that_updates_needs_one_gradient),
         cmocka_unit_test(what_cannot_wait_is_refused),
         cmocka_unit_test(ranks_give_the_bits_too),
+        cmocka_unit_test(ranks_divide_weights_that_wait),
+        cmocka_unit_test(ranks_wait_for_their_copies),
         cmocka_unit_test(a_limit_moves_as_much_as_it_needs),
         cmocka_unit_test(checkpoints_move_between_settings),
         cmocka_unit_test(a_copy_that_fails_ends_the_job),
@@ -345,6 +409,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_bits_are_those_without),
         cmocka_unit_test(weights_that_wait_give_the_bits),
         cmocka_unit_test(ranks_give_the_bits_too),
+        cmocka_unit_test(ranks_divide_weights_that_wait),
         cmocka_unit_test(a_limit_moves_as_much_as_it_needs),
         cmocka_unit_test(checkpoints_move_between_settings),
     };
