@@ -10,7 +10,7 @@
  *     downloads      | 0        | 1        | 2        | 3
  *
  * A backward pass that updates (zero.h) visits the buckets in the opposite order, the hosted ones last, with
- * its own work between the updates.
+ * its own work between the updates. State then travels to the device on a third stream.
  *
  * The host waits for none of the copies. The order in which the streams follow each other makes each of them
  * wait for the copies that it needs and for no later ones: before bucket b is downloaded, the upload of
@@ -19,6 +19,14 @@
  * next step. The same kernels run on the same values as with the state on the device, so the bits are the
  * same. */
 #include "train/zero_internal.h"
+
+/* Returns the stream on which state is uploaded. If the backward pass updates, weights and activations are
+ * uploaded for it meanwhile, and what waits for them must not wait for state. */
+static DsviStream *state_uploads(const DsviZero *z)
+{
+    const DsviDevice *device = z->backend->device;
+    return z->updates_in_pass ? device->copies : device->uploads;
+}
 
 static size_t local_bytes(const DsviStateView *view, int64_t bucket)
 {
@@ -125,7 +133,7 @@ static DsvStatus upload_bucket(DsviZero *z, int64_t bucket)
     for (int a = 0; a < DSVI_STATE_ARRAYS; a++) {
         DsviStateView view = dsvi_zero_state_view(z, (DsviStateArray)a);
         if (view.host && view.hosted > 0)
-            DSVI_TRY(device->upload(device->uploads, dsvi_zero_state(z, (DsviStateArray)a, bucket),
+            DSVI_TRY(device->upload(state_uploads(z), dsvi_zero_state(z, (DsviStateArray)a, bucket),
                                     dsvi_state_local(&view, bucket), local_bytes(&view, bucket)));
     }
     return dsvi_zero_upload_grads(z, bucket);
@@ -160,7 +168,7 @@ DsvStatus dsvi_zero_state_enter(DsviZero *z, int64_t bucket)
         return DSV_OK;
     int64_t visit = hosted_visited(z, bucket);
     DSVI_TRY(upload_first(z, visit + 1)); /* already done, except for the first bucket */
-    DSVI_TRY(device->follow(device->stream, device->uploads));
+    DSVI_TRY(device->follow(device->stream, state_uploads(z)));
     return upload_first(z, visit + 2);
 }
 
@@ -169,7 +177,7 @@ DsvStatus dsvi_zero_state_leave(DsviZero *z, int64_t bucket, bool changed)
     DsviDevice *device = z->backend->device;
     if (bucket >= z->hosted)
         return DSV_OK;
-    DSVI_TRY(device->follow(device->uploads, device->downloads));
+    DSVI_TRY(device->follow(state_uploads(z), device->downloads));
     DSVI_TRY(device->follow(device->downloads, device->stream));
     DSVI_TRY(dsvi_zero_download_weights(z, bucket));
     return changed ? download_bucket(z, bucket) : DSV_OK;
@@ -181,11 +189,11 @@ DsvStatus dsvi_zero_state_end(DsviZero *z)
     if (z->hosted == 0)
         return DSV_OK;
     z->uploaded = 0;
-    DSVI_TRY(device->follow(device->uploads, device->downloads));
+    DSVI_TRY(device->follow(state_uploads(z), device->downloads));
     if (dsvi_zero_lends(
             z)) { /* the next pass needs the link for weights first, and gradients are not known */
         dsvi_zero_lend_end(z);
-        return DSV_OK;
+        return device->follow(device->uploads, device->downloads);
     }
     return upload_first(z, DSVI_STATE_SLOTS);
 }
@@ -197,7 +205,7 @@ DsvStatus dsvi_zero_state_sync(const DsviZero *z)
     DsviDevice *device = z->backend->device;
     if (z->hosted == 0)
         return DSV_OK;
-    DSVI_TRY(device->sync(device->uploads));
+    DSVI_TRY(device->sync(state_uploads(z)));
     return device->sync(device->downloads);
 }
 

@@ -142,44 +142,54 @@ static void averages_are_exchanged(void **state)
     }
 }
 
-static bool uploads_late;
+enum { DOWNLOADS, UPLOADS, COPIES, STREAMS };
+
+static int late_stream;
 
 static DsvStatus make_copies_late(DsviTrainer *t, int step)
 {
     DsviDevice *cpu = t->backend->device;
     if (step == 0 && dsvi_comm_rank(t->comm) == 0)
-        late_device(cpu, uploads_late ? &cpu->uploads : &cpu->downloads);
+        late_device(cpu, late_stream == DOWNLOADS ? &cpu->downloads
+                         : late_stream == UPLOADS ? &cpu->uploads
+                                                  : &cpu->copies);
     return DSV_OK;
 }
 
-/* Nothing runs before the copies that it needs, with the weights of all blocks or of some in host memory. */
+/* Trains with late copies on one stream, and all or `some` blocks in host memory. */
+static void compare_late(const char *const *form, int stream, bool some)
+{
+    static const char *words[WORDS];
+    char limit[64];
+    const char *extra[] = {form[0], limit, NULL};
+    Rig kept = train(form, NULL, 1, 1, 4), all = train(form, "offload=weights", 1, 1, 4);
+    const RigRank *x = &all.rank[0];
+    double block = (double)(x->own_first_two - x->largest_work); /* the first bucket is the largest */
+    double bytes = (double)x->plan.used + (some ? 1.5 * block : 0);
+    snprintf(limit, sizeof limit, "memory_gib=%.17g", bytes / 1073741824.0);
+    late_stream = stream;
+    Rig moved = rig_of(words, extra, "offload=weights", 1, 1, 4);
+    moved.between = make_copies_late;
+    rig_train(&moved);
+    assert_true(late.count > 0);
+    assert_int_equal(state_on_host(&moved) < state_on_host(&all), some);
+    same_bits(&kept, &moved);
+    rig_free(&kept);
+    rig_free(&all);
+    rig_free(&moved);
+}
+
+/* Nothing runs before the copies that it needs. Only backward passes that update use the third stream; their
+ * slots take more memory than the weights of some of the six blocks. */
 static void each_use_waits_for_its_copy(void **state)
 {
     static const char *const forms[][2] = {
         {"weight_decay=0.1", NULL}, {"gradient_accumulation_steps=2", NULL}, {"max_grad_norm=0", NULL}};
-    static const char *words[WORDS];
     (void)state;
-    for (int way = 0; way < 12; way++) {
-        char limit[64];
-        const char *const *form = forms[way / 4];
-        const char *extra[] = {form[0], limit, NULL};
-        bool some = way / 2 % 2;
-        uploads_late = way % 2;
-        Rig kept = train(form, NULL, 1, 1, 4), all = train(form, "offload=weights", 1, 1, 4);
-        const RigRank *x = &all.rank[0];
-        double block = (double)(x->own_first_two - x->largest_work); /* the first bucket is the largest */
-        double bytes = (double)x->plan.used + (some ? 1.5 * block : 0);
-        snprintf(limit, sizeof limit, "memory_gib=%.17g", bytes / 1073741824.0);
-        Rig moved = rig_of(words, extra, "offload=weights", 1, 1, 4);
-        moved.between = make_copies_late;
-        rig_train(&moved);
-        assert_true(late.count > 0);
-        assert_int_equal(state_on_host(&moved) < state_on_host(&all), some);
-        same_bits(&kept, &moved);
-        rig_free(&kept);
-        rig_free(&all);
-        rig_free(&moved);
-    }
+    for (int form = 0; form < 3; form++)
+        for (int stream = DOWNLOADS; stream < (form == 2 ? STREAMS : COPIES); stream++)
+            for (int some = 0; some < (form == 2 ? 1 : 2); some++)
+                compare_late(forms[form], stream, some);
 }
 
 static void ranks_give_the_bits_too(void **state)
@@ -210,8 +220,8 @@ static void ranks_wait_for_their_copies(void **state)
     static const char *const plain[] = {NULL};
     (void)state;
     Rig kept = train(plain, NULL, 2, 3, 4);
-    for (int way = 0; way < 2; way++) {
-        uploads_late = way;
+    for (int way = DOWNLOADS; way < COPIES; way++) {
+        late_stream = way;
         Rig moved = rig_of(words, plain, "offload=weights", 2, 3, 4);
         moved.between = make_copies_late;
         rig_train(&moved);
