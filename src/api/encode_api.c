@@ -12,6 +12,7 @@
 #include "base/host.h"
 #include "base/threads.h"
 #include "data/dataset_sizes.h"
+#include "data/dataset_sources.h"
 #include "encode/encode_clips.h"
 #include "encode/encode_models.h"
 
@@ -178,11 +179,16 @@ static DsvStatus encode_texts(Encoding *e)
 static DsvStatus check_folder(const Encoding *e)
 {
     DsvStatus status = DSV_OK;
-    char *out = realpath(e->out_dir, NULL), *data = realpath(e->settings->data_path, NULL);
+    char *out = realpath(e->out_dir, NULL);
     if (!out) /* the output folder does not exist yet */
-        goto done;
-    if (data && strcmp(out, data) == 0)
-        status = DSVI_FAIL(DSV_E_USAGE, "%s holds the clips: latents need a folder of their own", e->out_dir);
+        return DSV_OK;
+    for (int64_t i = 0; i < e->dataset->source_count && status == DSV_OK; i++) {
+        char *data = realpath(e->dataset->sources[i].named.path, NULL);
+        if (data && strcmp(out, data) == 0)
+            status = DSVI_FAIL(DSV_E_USAGE, "%s holds the clips: latents need a folder of their own",
+                               e->out_dir);
+        free(data);
+    }
     for (int64_t i = 0; i < e->dataset->count && status == DSV_OK; i++) {
         const char *clip = e->dataset->items[i].path, *slash = strrchr(clip, '/');
         size_t length = (size_t)(slash - clip);
@@ -190,10 +196,13 @@ static DsvStatus check_folder(const Encoding *e)
             status = DSVI_FAIL(DSV_E_USAGE, "%s holds a clip, %s: latents need a folder of their own",
                                e->out_dir, slash + 1);
     }
-done:
     free(out);
-    free(data);
     return status;
+}
+
+static void log_source(void *context, const char *line)
+{
+    encode_log(context, DSV_LOG_INFO, line);
 }
 
 static DsvStatus open_clips(Encoding *e)
@@ -209,6 +218,7 @@ static DsvStatus open_clips(Encoding *e)
         warn_left_out(e, e->dataset->left_out[i].reason);
     for (int64_t i = 0; i < e->dataset->remark_count; i++)
         encode_log(e, DSV_LOG_WARNING, e->dataset->remarks[i]);
+    dsvi_dataset_sources_report(e->dataset, log_source, e);
     return dsvi_encode_clips_list(e->dataset, e->settings, e->models.pictures, &e->clips);
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "data/data_sources.h"
 #include "data/latent_cache.h"
 #include "dsv/encode.h"
 #include "encode/encode_prompts.h"
@@ -163,6 +164,27 @@ done:
     return status;
 }
 
+/* Checks the latent caches that `data` names. *are becomes false, and nothing is checked, if the first source
+ * holds clips. */
+static DsvStatus check_caches(const DsvConfig *config, const char *key, const char *data, bool first_rank,
+                              bool *are)
+{
+    DsvStatus status;
+    int64_t count;
+    DsviDataSource *sources = calloc(DSVI_DATA_SOURCES_MAX, sizeof *sources);
+    *are = false;
+    if (!sources)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the sources of %s", key);
+    DSVI_TRY_GOTO(status, dsvi_data_sources_parse(data, sources, &count), done);
+    *are = dsvi_latent_cache_is(sources[0].path);
+    for (int64_t i = 0; i < count && *are && first_rank; i++)
+        if (dsvi_latent_cache_is(sources[i].path))
+            DSVI_TRY_GOTO(status, check_cache(config, key, sources[i].path), done);
+done:
+    free(sources);
+    return status;
+}
+
 /* Stores the path of a folder in data.cache in `out`. */
 static DsvStatus cache_part(const DsvConfig *config, const char *part, char out[DSVI_PATH_MAX])
 {
@@ -179,8 +201,10 @@ static DsvStatus prepare_one(const DsvConfig *config, DsviComm *comm, const DsvE
     char cache[DSVI_PATH_MAX];
     DsvConfig encoding = *config;
     const EncodeJob job = {.config = &encoding, .cache = cache};
-    if (dsvi_latent_cache_is(data))
-        return dsvi_comm_rank(comm) == 0 ? check_cache(config, key, data) : DSV_OK;
+    bool cached;
+    DSVI_TRY(check_caches(config, key, data, dsvi_comm_rank(comm) == 0, &cached));
+    if (cached)
+        return DSV_OK;
     if (!config->model_path[0])
         return DSVI_FAIL(DSV_E_USAGE,
                          "%s=%s holds clips, codec.name is wan and model.path is empty: expected the "

@@ -24,6 +24,8 @@ typedef struct Hint {
 #define PROMPT "dsv sample takes a prompt as --prompt TEXT"
 #define SAMPLED "validation.prompts names a file of prompts for clips sampled in training"
 #define CAPTIONS "captions come from files beside the clips or from the list at data.path (docs/data.md)"
+#define REPEATS "dsv repeats the clips until max_train_steps steps are done; " \
+                "data.path=FOLDER:xN,OTHER repeats those of one folder more often"
 #define NO_VAE CALLED("model.vae for published models; codec.name is the codec of training")
 #define SWAP "offload chooses what waits in host memory: optimizer state (states), " \
              "weights (weights), kept activations (residual); memory_gib is the limit of device memory"
@@ -111,8 +113,8 @@ static const Hint HINTS[] = {
     {"frame_buckets", CALLED("data.buckets")},
     {"num_ar_buckets", CALLED("data.buckets")},
     {"video_resolution_buckets", CALLED("data.buckets")},
-    {"num_repeats", "dsv repeats the clips until max_train_steps steps are done"},
-    {"dataset_repeat", "dsv repeats the clips until max_train_steps steps are done"},
+    {"num_repeats", REPEATS},
+    {"dataset_repeat", REPEATS},
     {"model", CALLED("model.path, or model.preset for a new model")},
     {"model_path", CALLED("model.path")},
     {"model_paths", CALLED("model.path")},

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "data/captions.h"
 #include "data/clip_sizes.h"
+#include "data/data_sources.h"
 #include "data/latent_file.h"
 #include "data/text_states.h"
 #include "dsv/config.h"
@@ -28,6 +29,10 @@ typedef struct DsviDatasetItem {
     DsviClipInfo info; /* clips only */
     DsviClipSize window; /* cached windows only */
     int64_t size;        /* index in DsviDataset.sizes */
+    int64_t from;        /* number of the source that has the item, in DsviDataset.sources */
+    int64_t windows;     /* of which the item consists: 1, except of clips that are encoded whole */
+    double weight;       /* how often an epoch uses the item, relative to others of its source, times repeats
+                          * as they are found: finite, above 0 */
     int64_t repeats;     /* how often an epoch uses the item, 1 or more */
     int64_t start; /* clips only: the frame where the item's window begins, if DsviDataset.fixed; -1: each
                     * sample draws it */
@@ -36,6 +41,7 @@ typedef struct DsviDatasetItem {
 /* A file, or a cached window, that is not used. */
 typedef struct DsviLeftOut {
     char *path, *reason; /* reason: a sentence that names the file */
+    int64_t from;        /* number of its source */
 } DsviLeftOut;
 
 /* Numbers of text files beside clips: found is the sum of the others. */
@@ -43,16 +49,25 @@ typedef struct DsviCaptionFileCounts {
     int64_t found, used, unusable, alone; /* unusable: without text, or not UTF-8; alone: of no clip */
 } DsviCaptionFileCounts;
 
+/* A source that data.path names. */
+typedef struct DsviDatasetSource {
+    DsviDataSource named;
+    DsviTextStore text; /* text states of a latent cache; without a folder if there are none */
+} DsviDatasetSource;
+
 typedef struct DsviDataset {
     DsviDatasetItem *items;
     int64_t count;
+    DsviDatasetSource *sources;
+    int64_t source_count;
+    bool weighed; /* a list gives weights to clips */
     DsviLeftOut *left_out;
     int64_t left_out_count;
     char **remarks; /* lines for the user about items that are used, or about captions */
     int64_t remark_count;
     DsviCaptionFileCounts caption_files; /* of a folder of clips */
     bool latents;          /* the items of the data set are windows of a latent cache, not clips */
-    DsviTextStore text;    /* text states of a latent cache; without a folder if there are none */
+    DsviTextStore text;    /* of the first source; those of others differ in the folder */
     DsviImageStates image; /* states of pictures of each window of a latent cache, or none */
     bool sized;            /* the sizes of the items are those of data.buckets */
     bool fixed;            /* each item is one window of a clip, which begins at its `start` */
@@ -65,12 +80,13 @@ typedef struct DsviDataset {
     int64_t items_of[DSVI_CLIP_SIZES_MAX];     /* items of a size, without repeats */
 } DsviDataset;
 
-/* Opens the data at `path`: a folder of clips (including its direct subfolders; the caption of clip stem.mp4
- * is stem.txt), a single clip, a .csv or .jsonl list (path|video|file_name, text|caption|prompt; paths
- * relative to the list), or a latent cache. Every clip is probed. A caption file that is not used is named by
- * a remark. Fails with DSV_E_NOT_FOUND if no item is
- * usable; the message states how many were tried and the error of the first. The captions get the option
- * data.trigger_word (trigger_word.h).
+/* Opens the data at `path`, which names one source or several (data_sources.h): a folder of clips (including
+ * its direct subfolders; the caption of clip stem.mp4 is stem.txt), a single clip, a .csv or .jsonl list
+ * (path|video|file_name, text|caption|prompt; paths relative to the list), or a latent cache. All sources
+ * must be latent caches of the same models, or none may be one. Every clip is probed. A caption file that is
+ * not used is named by a remark. Fails with DSV_E_NOT_FOUND if no item of a source is usable; the message
+ * states how many were tried and the error of the first. The captions get the option data.trigger_word
+ * (trigger_word.h).
  *
  * Without data.buckets the only size is num_frames x height x width, and windows of a cache that have another
  * size are left out. With data.buckets pictures count as clips, items have no size yet, and

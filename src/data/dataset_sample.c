@@ -213,8 +213,8 @@ DsviSampleRef dsvi_dataset_sample(const DsviDataset *dataset, const DsvConfig *c
 DsvStatus dsvi_dataset_text_states(const DsviDataset *dataset, int64_t item, int64_t caption,
                                    int64_t rows_max, float *rows, int64_t *count)
 {
-    const DsviTextStore *text = &dataset->text;
     const DsviDatasetItem *of = &dataset->items[item];
+    const DsviTextStore *text = &dataset->sources[of->from].text;
     DSVI_ASSERT(caption >= -1 && caption < of->captions.count);
     const DsviHashKey *key = caption < 0 ? &text->empty : &of->captions.at[caption].states;
     if (!text->folder[0] || !key->hex[0])

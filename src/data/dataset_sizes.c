@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "data/dataset_sources.h"
 
 static const char AUTO[] = "auto";
 
@@ -144,6 +145,14 @@ static DsvStatus copy_item(const DsviDatasetItem *from, int64_t start, DsviDatas
     return status == DSV_OK && !to->path ? sizes_no_memory() : status;
 }
 
+/* Counts the windows that each clip gives. */
+static void count_windows(DsviDataset *d, const DsvConfig *config)
+{
+    for (int64_t i = 0; i < d->count; i++)
+        d->items[i].windows = dsvi_clip_windows_count(config, item_frames(config, &d->items[i]),
+                                                      dsvi_dataset_size(d, config, i).frames);
+}
+
 /* Replaces each item by one item for each of its windows. */
 static DsvStatus expand_windows(DsviDataset *d, const DsvConfig *config)
 {
@@ -233,8 +242,11 @@ DsvStatus dsvi_dataset_assign(DsviDataset *d, const DsvConfig *config, const Dsv
         DSVI_TRY(dsvi_clip_sizes_parse(config->data_buckets, &d->sizes));
     if (several)
         DSVI_TRY(choose_sizes(d, config, steps));
+    if (!expand && !d->latents)
+        count_windows(d, config);
     if (expand && !d->latents && !windows_are(config, AUTO))
         DSVI_TRY(expand_windows(d, config));
+    DSVI_TRY(dsvi_dataset_weigh(d));
     if (several || repeats_any(d))
         DSVI_TRY(order_items(d));
     return several ? check_sizes_used(d) : DSV_OK;

@@ -20,7 +20,8 @@ int64_t dsvi_clip_windows_start(const DsvConfig *config, int64_t frames, int64_t
 /* Determines the sizes of the data set as data.buckets says, and assigns each item to one of them. Items that
  * fit none are moved to left_out. Without data.buckets the data set keeps its one size.
  * expand: an item becomes as many items as data.windows takes windows from its clip, unless data.windows is
- * auto. `steps` are needed for data.buckets=auto.
+ * auto. Otherwise an item of a clip has this number of windows. Weights of clips and sources become repeats
+ * (dataset_sources.h). `steps` are needed for data.buckets=auto.
  * Fails with DSV_E_USAGE, naming the size, if a listed size has no clip, and with DSV_E_NOT_FOUND if no item
  * is left. */
 DsvStatus dsvi_dataset_assign(DsviDataset *dataset, const DsvConfig *config, const DsviClipSteps *steps,

@@ -30,8 +30,9 @@ DsvStatus dsvi_list_weights_apply(const double *weight, int64_t count, int64_t *
     }
     if (count > 0 && !(most / least <= DSVI_REPEATS_MAX))
         return DSVI_FAIL(DSV_E_USAGE,
-                         "weights from %g to %g, expected at most %d times as much as the smallest", least,
-                         most, DSVI_REPEATS_MAX);
+                         "weights of single clips from %g to %g, expected at most %d times as much as the "
+                         "smallest",
+                         least, most, DSVI_REPEATS_MAX);
     for (int64_t k = 1; best > TOLERANCE && round(most / least * (double)k) <= DSVI_REPEATS_MAX; k++) {
         double differs = difference(weight, count, least, k);
         times = differs < best ? k : times;

@@ -65,7 +65,7 @@ DsvStatus dsvi_encode_clips_list(const DsviDataset *dataset, const DsvConfig *co
         DSVI_TRY(stamp_source(&out->sources[i]));
         clip->copy_of = -1;
         clip->frames = dsvi_clip_frame_times(&item->info, config->fps);
-        clip->windows = dsvi_clip_windows_count(config, clip->frames, length);
+        clip->windows = item->windows;
         clip->used = frames_in_windows(config, clip, length);
     }
     return DSV_OK;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "data/dataset_sources.h"
 #include "model/codec/codec.h"
 #include "ops/gemm_peak.h"
 #include "train/memory_explain.h"
@@ -218,6 +219,7 @@ static DsvStatus preview_sizes(const DsvConfig *settings, const DsviCodec *codec
         snprintf(text, sizeof text, "left out: %.900s", (*dataset)->left_out[i].reason);
         line(context, text);
     }
+    dsvi_dataset_sources_report(*dataset, line, context);
     dsvi_run_sizes_report(*dataset, settings, codec, config, line, context);
     return DSV_OK;
 }

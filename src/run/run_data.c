@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "data/dataset_sources.h"
 #include "run/run_internal.h"
 #include "train/ranks_agree.h"
 
@@ -102,6 +103,7 @@ DsvStatus dsvi_run_assign_sizes(DsviRun *run)
     for (int64_t i = known; i < d->left_out_count && dsvi_run_is_first(run); i++)
         dsvi_run_log(run, DSV_LOG_WARNING, "left out: %s", d->left_out[i].reason);
     DSVI_TRY(status);
+    dsvi_dataset_sources_report(d, dsvi_run_log_line, run);
     dsvi_run_sizes_report(d, run->settings, run->codec, &run->config, dsvi_run_log_line, run);
     run->sizes = (DsviRunSizes){d, run->settings};
     return DSV_OK;

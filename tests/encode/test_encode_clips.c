@@ -3,6 +3,7 @@
 
 #include "base/scratch.h"
 #include "base/threads.h"
+#include "data/dataset_sizes.h"
 #include "train/tiny.h"
 
 static DsvConfig settings;
@@ -23,6 +24,15 @@ static int make_clips(void **state)
     return 0;
 }
 
+static DsviDataset *open_clips(const char *folder)
+{
+    static const DsviClipSteps NONE;
+    DsviDataset *dataset;
+    assert_ok(dsvi_dataset_open(folder, &settings, &dataset));
+    assert_ok(dsvi_dataset_assign(dataset, &settings, &NONE, false));
+    return dataset;
+}
+
 static void every_clip_has_a_row(void **state)
 {
     (void)state;
@@ -32,7 +42,7 @@ static void every_clip_has_a_row(void **state)
     const DsvEvents none = {0};
     char *list, line[512], expected[512];
     size_t bytes;
-    assert_ok(dsvi_dataset_open(scratch_path("clips"), &settings, &dataset));
+    dataset = open_clips(scratch_path("clips"));
     assert_ok(dsvi_latent_cache_create(scratch_path("cache"), &settings, NULL, &cache));
     assert_ok(dsvi_encode_clips_list(dataset, &settings, false, &clips));
     assert_ok(dsvi_encode_clips_hash(&clips, cache, &none));
@@ -81,7 +91,7 @@ static int64_t hash_again(const char *folder, const DsvEvents *events, DsvStatus
     DsviDataset *dataset;
     DsviEncodeClips clips;
     DsviLatentCache *cache;
-    assert_ok(dsvi_dataset_open(folder, &settings, &dataset));
+    dataset = open_clips(folder);
     assert_ok(dsvi_latent_cache_create(scratch_path("hashed"), &settings, NULL, &cache));
     assert_ok(dsvi_encode_clips_list(dataset, &settings, false, &clips));
     assert_ok(dsvi_latent_cache_recall(cache, clips.sources, clips.count));

@@ -1,0 +1,107 @@
+/* Implements dataset_sources.h. */
+#include "data/dataset_sources.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/dataset_find.h"
+#include "data/list_weights.h"
+
+/* Divides the weights of the items such that those of a source have the sum of the source's weight. */
+static DsvStatus divide_by_source(const DsviDataset *d, double *weights)
+{
+    double sum[DSVI_DATA_SOURCES_MAX] = {0};
+    for (int64_t i = 0; i < d->count; i++)
+        sum[d->items[i].from] += weights[i] * (double)d->items[i].windows;
+    for (int64_t from = 0; from < d->source_count; from++)
+        if (sum[from] == 0)
+            return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no clip of it fits data.buckets, and its weight is %g",
+                             d->sources[from].named.path, d->sources[from].named.weight);
+    for (int64_t i = 0; i < d->count; i++)
+        weights[i] *= d->sources[d->items[i].from].named.weight / sum[d->items[i].from];
+    return DSV_OK;
+}
+
+DsvStatus dsvi_dataset_weigh(DsviDataset *d)
+{
+    DsvStatus status = DSV_OK;
+    bool by_source = d->source_count > 1 && d->sources[0].named.weight > 0;
+    if (!by_source && !d->weighed)
+        return DSV_OK;
+    double *weights = calloc((size_t)d->count, sizeof *weights);
+    int64_t *repeats = calloc((size_t)d->count, sizeof *repeats);
+    if (!weights || !repeats) {
+        status = dsvi_dataset_no_memory();
+        goto done;
+    }
+    for (int64_t i = 0; i < d->count; i++)
+        weights[i] = (double)d->items[i].repeats * d->items[i].weight;
+    if (by_source)
+        DSVI_TRY_GOTO(status, divide_by_source(d, weights), done);
+    status = dsvi_list_weights_apply(weights, d->count, repeats);
+    if (status != DSV_OK) {
+        dsvi_fail_prefix(status, "%s", d->source_count > 1 ? "data.path" : d->sources[0].named.path);
+        goto done;
+    }
+    for (int64_t i = 0; i < d->count; i++)
+        d->items[i].repeats = repeats[i];
+done:
+    free(weights);
+    free(repeats);
+    return status;
+}
+
+/* Returns the end of the range of items from `begin` that come from one clip. */
+static int64_t clip_end(const DsviDataset *d, int64_t begin)
+{
+    const DsviDatasetItem *first = &d->items[begin];
+    const char *clip = first->source ? first->source : first->path;
+    int64_t end = begin + 1;
+    for (; end < d->count && d->items[end].from == first->from; end++) {
+        const DsviDatasetItem *item = &d->items[end];
+        if (strcmp(item->source ? item->source : item->path, clip) != 0)
+            break;
+    }
+    return end;
+}
+
+/* Returns the number of samples of an epoch that come from source `from`. */
+static int64_t samples_of(const DsviDataset *d, int64_t from)
+{
+    int64_t samples = 0;
+    for (int64_t i = 0; i < d->count; i++)
+        samples += d->items[i].from == from ? d->items[i].repeats * d->items[i].windows : 0;
+    return samples;
+}
+
+/* Writes a line about source `from`; `all` is the number of samples of an epoch. */
+static void source_text(const DsviDataset *d, int64_t from, int64_t all, char *text, size_t room)
+{
+    const DsviDataSource *named = &d->sources[from].named;
+    int64_t clips = 0;
+    char weight[64] = "";
+    for (int64_t i = 0; i < d->count; i = clip_end(d, i))
+        clips += d->items[i].from == from;
+    if (named->weight > 0)
+        snprintf(weight, sizeof weight, ", weight %g", named->weight);
+    else if (named->repeats > 1)
+        snprintf(weight, sizeof weight, ", repeats %" PRId64, named->repeats);
+    snprintf(text, room, "source %.512s: %" PRId64 " clips%s, %" PRId64 " samples an epoch, %.1f %% of all",
+             named->path, clips, weight, samples_of(d, from),
+             100 * (double)samples_of(d, from) / (double)all);
+}
+
+void dsvi_dataset_sources_report(const DsviDataset *d, void (*line)(void *context, const char *text),
+                                 void *context)
+{
+    char text[1024];
+    int64_t all = 0;
+    for (int64_t from = 0; from < d->source_count; from++)
+        all += samples_of(d, from);
+    for (int64_t from = 0; from < d->source_count && d->source_count > 1; from++) {
+        source_text(d, from, all, text, sizeof text);
+        line(context, text);
+    }
+}
