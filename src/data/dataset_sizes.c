@@ -277,9 +277,10 @@ DsviSizeCount dsvi_dataset_size_count(const DsviDataset *d, int64_t size)
         if (d->items[i].size != size)
             continue;
         count.clips++;
-        count.windows += input_end(d, i) - i;
-        for (int64_t at = i; at < input_end(d, i); at++)
-            count.samples += d->items[at].repeats;
+        for (int64_t at = i; at < input_end(d, i); at++) {
+            count.windows += d->items[at].windows;
+            count.samples += d->items[at].windows * d->items[at].repeats;
+        }
     }
     return count;
 }

@@ -198,23 +198,22 @@ static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *p
     return DSV_OK;
 }
 
-/* Finds the sizes of data.buckets and reports them with the inputs of each, for which it opens data.path.
- * Without data.buckets nothing is opened. */
-static DsvStatus preview_sizes(const DsvConfig *settings, const DsviCodec *codec, const DsviDitConfig *config,
-                               DsviDataset **dataset, DsviClipSizes *sizes,
-                               void (*line)(void *context, const char *text), void *context)
+/* Opens data.path and reports the sources and, with data.buckets, the sizes and the inputs of each. Without
+ * data.path nothing is opened. *sizes stays empty without data.buckets. */
+static DsvStatus preview_data(const DsvConfig *settings, const DsviCodec *codec, const DsviDitConfig *config,
+                              DsviDataset **dataset, DsviClipSizes *sizes,
+                              void (*line)(void *context, const char *text), void *context)
 {
     char text[LINE_BYTES];
-    if (!settings->data_buckets[0])
-        return DSV_OK;
-    if (!settings->data_path[0] && !lists_sizes(settings))
+    if (!settings->data_path[0] && settings->data_buckets[0] && !lists_sizes(settings))
         return DSVI_FAIL(DSV_E_USAGE,
                          "data.buckets is auto and data.path is empty, expected clips that have sizes");
     if (!settings->data_path[0])
-        return dsvi_clip_sizes_parse(settings->data_buckets, sizes);
+        return lists_sizes(settings) ? dsvi_clip_sizes_parse(settings->data_buckets, sizes) : DSV_OK;
     DSVI_TRY(dsvi_dataset_open(settings->data_path, settings, dataset));
     DSVI_TRY(dsvi_run_sizes_assign(*dataset, settings, codec, config));
-    *sizes = (*dataset)->sizes;
+    if (settings->data_buckets[0])
+        *sizes = (*dataset)->sizes;
     for (int64_t i = 0; i < (*dataset)->left_out_count; i++) {
         snprintf(text, sizeof text, "left out: %.900s", (*dataset)->left_out[i].reason);
         line(context, text);
@@ -256,6 +255,7 @@ static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *da
     const DsvConfig *s = planned->settings;
     char text[LINE_BYTES];
     double flops = 0;
+    int64_t samples = 0;
     if (!dataset)
         return DSV_OK;
     for (int64_t i = 0; i < dataset->sizes.count; i++) {
@@ -270,17 +270,18 @@ static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *da
                                     .image_len = dsvi_dit_image_len(&planned->config)};
         int64_t windows = (dsvi_dataset_size_count(dataset, i).samples + s->train_batch_size - 1) /
                           s->train_batch_size * s->train_batch_size;
+        samples += windows;
         flops += (s->lora_rank > 0 ? 2 : 3) * (double)windows *
                  (dsvi_dit_flops_gemm(&planned->config, &shape) +
                   dsvi_dit_flops_attention(&planned->config, &shape));
     }
     if (peak == 0)
         DSVI_TRY(dsvi_gemm_peak(planned->backend, dsvi_dit_act(s), &peak));
-    snprintf(
-        text, sizeof text,
-        "an epoch with dense attention: %.3g FLOP on one rank, at least %.3g s at the %.3g FLOP/s of large "
-        "matrix products here",
-        flops, flops / peak, peak);
+    snprintf(text, sizeof text,
+             "an epoch of %" PRId64
+             " samples with dense attention: %.3g FLOP on one rank, at least %.3g s at the "
+             "%.3g FLOP/s of large matrix products here",
+             samples, flops, flops / peak, peak);
     line(context, text);
     return DSV_OK;
 }
@@ -298,7 +299,7 @@ DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend, c
     DsviClipSizes sizes = {.count = 0};
     DSVI_TRY(dsvi_codec_open(&alone, &codec));
     DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, &preview), done);
-    DSVI_TRY_GOTO(status, preview_sizes(&alone, codec, &preview.config, &dataset, &sizes, line, context),
+    DSVI_TRY_GOTO(status, preview_data(&alone, codec, &preview.config, &dataset, &sizes, line, context),
                   done);
     if (dsvi_memory_plans(settings) && !speeds) {
         DSVI_TRY_GOTO(status, dsvi_memory_plan_speeds(settings, backend, &measured), done);

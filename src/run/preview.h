@@ -30,9 +30,9 @@ DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend);
  * if the sizes of data.buckets depend on the clips. */
 DsvStatus dsvi_preview_check_alone(const DsvConfig *settings, DsviBackend *backend);
 
-/* Reports the model and the memory plan of a run through `line`, line by line. Returns DSV_E_NO_MEMORY if the
- * device has not enough free memory; the message names options with which the run would fit. `speeds`: from
- * which offload=auto predicts times; NULL: measured. */
+/* Reports the data (if data.path is set), the model and the memory plan of a run through `line`, line by
+ * line. Returns DSV_E_NO_MEMORY if the device has not enough free memory; the message names options with
+ * which the run would fit. `speeds`: from which offload=auto predicts times; NULL: measured. */
 DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend, const DsviDeviceSpeeds *speeds,
                               void (*line)(void *context, const char *text), void *context);
 

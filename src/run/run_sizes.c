@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 static DsvStatus clip_steps(const DsviCodec *codec, const DsviDitConfig *config, DsviClipSteps *steps)
 {
@@ -17,7 +18,8 @@ DsvStatus dsvi_run_sizes_assign(DsviDataset *dataset, const DsvConfig *settings,
 {
     DsviClipSteps steps;
     DSVI_TRY(clip_steps(codec, config, &steps));
-    return dsvi_dataset_assign(dataset, settings, &steps, true);
+    bool encoded_first = !dataset->latents && strcmp(settings->codec_name, "wan") == 0;
+    return dsvi_dataset_assign(dataset, settings, &steps, !encoded_first);
 }
 
 void dsvi_run_sizes_report(const DsviDataset *dataset, const DsvConfig *settings, const DsviCodec *codec,
@@ -42,7 +44,8 @@ void dsvi_run_sizes_report(const DsviDataset *dataset, const DsvConfig *settings
                  (count.samples + batch - 1) / batch, dsvi_clip_size_tokens(size, &steps));
         line(context, text);
     }
-    snprintf(text, sizeof text, "%" PRId64 " inputs left out", dataset->left_out_count);
+    snprintf(text, sizeof text, "%" PRId64 " %s left out", dataset->left_out_count,
+             dataset->latents ? "cached windows" : "inputs");
     line(context, text);
 }
 

@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* Assigns the items of an open data set to the sizes of data.buckets (dsvi_dataset_assign). */
+/* Assigns the items of an open data set to the sizes of data.buckets (dsvi_dataset_assign). Clips become
+ * items of one window, unless codec.name is wan: such clips are encoded whole before the run. */
 DsvStatus dsvi_run_sizes_assign(DsviDataset *dataset, const DsvConfig *settings, const DsviCodec *codec,
                                 const DsviDitConfig *config);
 

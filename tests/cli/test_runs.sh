@@ -190,14 +190,29 @@ says 'height'
 [ ! -e early ] || complain "a refused start leaves a folder"
 
 # --dry-run prints the memory that the run would plan, and changes no file.
-wants 0 "${train[@]}" --dry-run output_dir=dry data.path=nowhere
+wants 0 "${train[@]}" --dry-run output_dir=dry
 [ ! -e dry ] || complain "--dry-run makes a folder"
 says 'it fits: '
+says 'an epoch of 2 samples with dense attention: '
 planned=$(grep -o 'weights [^,]*, gradients [^,]*, optimizer [^,]*, activations [^,]*, scratch [^,]*' said)
 wants 0 "${train[@]}" output_dir=wet
 [ -n "$planned" ] && says "$planned"
+# A dry run reads the data: a missing folder is named, and sources show their shares, which a run has, too.
+wants 1 "${train[@]}" --dry-run data.path=nowhere
+says 'nowhere: no such file or folder'
+mkdir more
+ffmpeg -v error -f lavfi -i "testsrc=size=64x64:rate=8:duration=2" more/b.mp4
+wants 0 "${train[@]}" --dry-run data.path=clips:0.75,more:0.25
+says 'source clips: 2 clips, weight 0.75, 6 samples an epoch, 75.0 % of all'
+says 'source more: 1 clips, weight 0.25, 2 samples an epoch, 25.0 % of all'
+wants 2 "${train[@]}" --dry-run data.path=clips:0,more:1
+says "clips:0: the weight is '0', expected a number above 0"
+sed 's/^data.path.*/data: {path: ["clips:0.75", "more:0.25"]}/' run.yaml >listed.yaml
+wants 0 "$dsv" train listed.yaml output_dir=listed
+says 'source clips: 2 clips, weight 0.75, 6 samples an epoch, 75.0 % of all'
+wants 0 "$dsv" train listed/config.yaml output_dir=listed resume_from_checkpoint=latest max_train_steps=4
 # offload=auto prints what was compared and keeps it in the run folder.
-wants 0 "${train[@]}" --dry-run data.path=nowhere offload=auto
+wants 0 "${train[@]}" --dry-run offload=auto
 says '| chosen'
 wants 0 "${train[@]}" output_dir=planned offload=auto
 says '| chosen'
