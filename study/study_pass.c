@@ -40,14 +40,8 @@ static DsvStatus describe(StudyPass *p)
     DSVI_TRY(p->codec->latent_shape(p->codec, p->video, &p->latent));
     DSVI_TRY(dsvi_dit_check_latent(&p->config, p->codec, p->latent));
     p->elements = p->latent.channels * p->latent.frames * p->latent.height * p->latent.width;
-    DsviDitShape shape = {
-        .batch = 1,
-        .frames = p->latent.frames,
-        .height = p->latent.height,
-        .width = p->latent.width,
-        .text_len = p->config.text_len,
-        .act = dsvi_dit_act(&p->settings),
-    };
+    DsviDitShape shape = dsvi_dit_shape_of(&p->config, 1, p->latent);
+    shape.act = dsvi_dit_act(&p->settings);
     p->shape = dsvi_dit_sparse_shape(&p->config, &shape);
     DSVI_TRY(dsvi_param_table_make(&p->config, &p->table));
     DSVI_TRY(dsvi_sparse_create(&p->backend, &p->settings, &p->shape, NULL, NULL, &p->sparse));

@@ -151,13 +151,7 @@ static DsvStatus bench_step_report(const DsviTrainer *t, Times *times, const cha
                                    void *context)
 {
     const DsvConfig *settings = t->settings;
-    DsviDitShape shape = {
-        .batch = settings->train_batch_size,
-        .frames = t->latent.frames,
-        .height = t->latent.height,
-        .width = t->latent.width,
-        .text_len = t->config.text_len,
-    };
+    DsviDitShape shape = dsvi_dit_shape_of(&t->config, settings->train_batch_size, t->latent);
     DsviSparseShape sparse = dsvi_dit_sparse_shape(&t->config, &shape);
     double step = dsvi_median(times->step, times->repeats) + times->profile + times->refresh;
     for (int kind = 0; kind < DSVI_KIND_COUNT; kind++)

@@ -98,12 +98,8 @@ static DsvStatus plan_transformer(DsviWanJob *job, bool together, bool *fits)
 static double saved_by_one_pass(const DsviWanJob *job)
 {
     const DsvConfig *settings = job->args->settings;
-    DsviDitShape shape = {.batch = 1,
-                          .frames = job->latent.frames,
-                          .height = job->latent.height,
-                          .width = job->latent.width,
-                          .text_len = job->config.text_len,
-                          .image_len = job->image_len};
+    DsviDitShape shape = dsvi_dit_shape_of(&job->config, 1, job->latent);
+    shape.image_len = job->image_len;
     double pass = dsvi_dit_flops_gemm(&job->config, &shape) + dsvi_dit_flops_attention(&job->config, &shape);
     double reading = FLOPS_PER_BYTE * (double)job->table.parameters *
                      (double)dsvi_dtype_size(dsvi_dit_act(settings));

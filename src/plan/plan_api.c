@@ -22,17 +22,10 @@ static DsvStatus plan_describe(const DsvConfig *config, DsviPlanned *p, int64_t 
     codec->close(codec);
     DSVI_TRY(status);
     DSVI_TRY(dsvi_dit_config_make(config, &dit));
-    const DsviDitShape shape = {
-        .batch = config->train_batch_size,
-        .frames = latent.frames,
-        .height = latent.height,
-        .width = latent.width,
-        .text_len = dit.text_len,
-        .image_len = dsvi_dit_image_len(&dit),
-        .act = dsvi_dit_act(config),
-        .backward = true,
-        .keep = dsvi_dit_keep(config),
-    };
+    DsviDitShape shape = dsvi_dit_shape_of(&dit, config->train_batch_size, latent);
+    shape.act = dsvi_dit_act(config);
+    shape.backward = true;
+    shape.keep = dsvi_dit_keep(config);
     p->model = dsvi_dit_sparse_shape(&dit, &shape);
     p->shape = dsvi_dit_cp_shape(&dit, &shape, config);
     *unit = dsvi_dit_cp_clip(&dit, &shape, config).unit;

@@ -262,12 +262,7 @@ static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *da
         const DsviClipSize *size = &dataset->sizes.at[i];
         DsviVideoShape video = {3, size->frames, size->height, size->width}, latent;
         DSVI_TRY(planned->codec->latent_shape(planned->codec, video, &latent));
-        const DsviDitShape shape = {.batch = 1,
-                                    .frames = latent.frames,
-                                    .height = latent.height,
-                                    .width = latent.width,
-                                    .text_len = planned->config.text_len,
-                                    .image_len = dsvi_dit_image_len(&planned->config)};
+        const DsviDitShape shape = dsvi_dit_shape_of(&planned->config, 1, latent);
         int64_t windows = (dsvi_dataset_size_count(dataset, i).samples + s->train_batch_size - 1) /
                           s->train_batch_size * s->train_batch_size;
         samples += windows;

@@ -42,14 +42,7 @@ static StepWork work_of(const DsviTrainer *t, const DsviStepResult *result)
     StepWork work = {0, 0};
     for (int64_t i = 0; i < t->size_count; i++) {
         const DsviTrainerSize *size = &t->sizes[i];
-        const DsviDitShape shape = {
-            .batch = t->settings->train_batch_size,
-            .frames = size->latent.frames,
-            .height = size->latent.height,
-            .width = size->latent.width,
-            .text_len = t->config.text_len,
-            .image_len = dsvi_dit_image_len(&t->config),
-        };
+        const DsviDitShape shape = dsvi_dit_shape_of(&t->config, t->settings->train_batch_size, size->latent);
         double batches = (double)result->batches[i];
         DsviSparseReport sparse;
         dsvi_sparse_report(size->sparse, &sparse);

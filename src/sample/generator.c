@@ -110,19 +110,13 @@ DsvStatus dsvi_generator_create(const DsviGeneratorArgs *args, DsviGenerator **o
     job->expert_context = args->expert_context;
     job->boundary = args->boundary;
 
-    DsviDitShape shape = {
-        .batch = job->batch,
-        .frames = job->latent.frames,
-        .height = job->latent.height,
-        .width = job->latent.width,
-        .text_len = config->text_len,
-        .image_len = args->image_len,
-        .given_first = args->given_first,
-        .act = dsvi_dit_act(settings),
-        .ffn_rows = FFN_ROWS,
-        .lora = args->lora,
-        .cp = args->cp,
-    };
+    DsviDitShape shape = dsvi_dit_shape_of(config, job->batch, job->latent);
+    shape.image_len = args->image_len;
+    shape.given_first = args->given_first;
+    shape.act = dsvi_dit_act(settings);
+    shape.ffn_rows = FFN_ROWS;
+    shape.lora = args->lora;
+    shape.cp = args->cp;
     DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     if (settings->sparse_enabled || args->cp)
         DSVI_TRY_GOTO(status, generator_make_sparse(g, args, &sparse_shape), fail);
@@ -232,15 +226,9 @@ DsvStatus dsvi_generator_latent(DsviGenerator *g, const DsviGeneratorClip *clip,
 
 double dsvi_generator_flops(const DsviGenerator *g, bool guided)
 {
-    DsviDitShape shape = {
-        .batch = 1,
-        .frames = g->job.latent.frames,
-        .height = g->job.latent.height,
-        .width = g->job.latent.width,
-        .text_len = g->config.text_len,
-        .image_len = g->image_len,
-        .given_first = g->given_first,
-    };
+    DsviDitShape shape = dsvi_dit_shape_of(&g->config, 1, g->job.latent);
+    shape.image_len = g->image_len;
+    shape.given_first = g->given_first;
     double pass = dsvi_dit_flops_gemm(&g->config, &shape) + dsvi_dit_flops_attention(&g->config, &shape);
     return (guided ? 2 : 1) * (double)g->job.steps * pass;
 }

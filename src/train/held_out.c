@@ -102,19 +102,12 @@ DsvStatus dsvi_held_out_create(const DsviHeldOutArgs *args, DsviHeldOut **out)
     const DsvConfig *settings = args->settings;
     const DsviDitConfig *config = args->config;
     const DsviVideoShape latent = args->latent;
-    DsviDitShape shape = {
-        .batch = settings->train_batch_size,
-        .frames = latent.frames,
-        .height = latent.height,
-        .width = latent.width,
-        .text_len = config->text_len,
-        .image_len = dsvi_dit_image_len(config),
-        .given_first = dsvi_dit_given_first(settings),
-        .act = dsvi_dit_act(settings),
-        .loss = true,
-        .lora = args->lora,
-        .cp = args->cp,
-    };
+    DsviDitShape shape = dsvi_dit_shape_of(config, settings->train_batch_size, latent);
+    shape.given_first = dsvi_dit_given_first(settings);
+    shape.act = dsvi_dit_act(settings);
+    shape.loss = true;
+    shape.lora = args->lora;
+    shape.cp = args->cp;
     DsviSparseShape sparse_shape = dsvi_dit_sparse_shape(config, &shape);
     DsvConfig sparse_settings = *settings;
     /* The density up to which lists are faster than dense attention is part of the state copied from

@@ -177,12 +177,7 @@ static double attention_flops(const DsviTrainer *t, const DsviDitShape *shape)
 
 static DsviDitShape shape_of(const DsviTrainer *t, const DsviTrainerSize *size)
 {
-    return (DsviDitShape){.batch = t->settings->train_batch_size,
-                          .frames = size->latent.frames,
-                          .height = size->latent.height,
-                          .width = size->latent.width,
-                          .text_len = t->config.text_len,
-                          .image_len = dsvi_dit_image_len(&t->config)};
+    return dsvi_dit_shape_of(&t->config, t->settings->train_batch_size, size->latent);
 }
 
 /* Fills a block's times and ways; `link`: bytes per second for its copies. */

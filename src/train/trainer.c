@@ -49,24 +49,19 @@ static const DsviLoraParams *trainer_lora(const DsviTrainer *t)
 static DsviDitShape trainer_dit_shape(const DsviTrainer *t)
 {
     const DsvConfig *settings = t->settings;
-    return (DsviDitShape){
-        .batch = settings->train_batch_size,
-        .frames = t->sizes[t->main_size].latent.frames,
-        .height = t->sizes[t->main_size].latent.height,
-        .width = t->sizes[t->main_size].latent.width,
-        .text_len = t->config.text_len,
-        .image_len = dsvi_dit_image_len(&t->config),
-        .given_first = dsvi_dit_given_first(settings),
-        .act = dsvi_dit_act(settings),
-        .backward = true,
-        .keep = dsvi_dit_keep(settings),
-        .offload = dsvi_offloads(settings, "residual"),
-        .loss = true,
-        .grad_begin = dsvi_zero_grad_begin(&t->zero),
-        .lora = trainer_lora(t),
-        .lora_dropout = settings->lora_dropout,
-        .cp = t->cp,
-    };
+    DsviDitShape shape = dsvi_dit_shape_of(&t->config, settings->train_batch_size,
+                                           t->sizes[t->main_size].latent);
+    shape.given_first = dsvi_dit_given_first(settings);
+    shape.act = dsvi_dit_act(settings);
+    shape.backward = true;
+    shape.keep = dsvi_dit_keep(settings);
+    shape.offload = dsvi_offloads(settings, "residual");
+    shape.loss = true;
+    shape.grad_begin = dsvi_zero_grad_begin(&t->zero);
+    shape.lora = trainer_lora(t);
+    shape.lora_dropout = settings->lora_dropout;
+    shape.cp = t->cp;
+    return shape;
 }
 
 static DsvStatus trainer_make_plans(DsviTrainer *t, DsviSparseLog *log, void *log_context)

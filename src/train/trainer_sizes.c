@@ -241,13 +241,7 @@ void dsvi_trainer_sizes_costs(const DsviTrainer *t, double *cost)
     const DsvConfig *s = t->settings;
     double lists = s->sparse_target_density > 0 ? s->sparse_target_density : s->sparse_max_density;
     for (int64_t i = 0; i < t->size_count; i++) {
-        const DsviVideoShape *latent = &t->sizes[i].latent;
-        const DsviDitShape shape = {.batch = s->train_batch_size,
-                                    .frames = latent->frames,
-                                    .height = latent->height,
-                                    .width = latent->width,
-                                    .text_len = t->config.text_len,
-                                    .image_len = dsvi_dit_image_len(&t->config)};
+        const DsviDitShape shape = dsvi_dit_shape_of(&t->config, s->train_batch_size, t->sizes[i].latent);
         cost[i] = dsvi_dit_flops_gemm(&t->config, &shape) +
                   (s->sparse_enabled ? lists : 1) * dsvi_dit_flops_attention(&t->config, &shape);
     }

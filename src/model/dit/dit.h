@@ -100,6 +100,10 @@ DsvStatus dsvi_dit_check_input(const DsviDitConfig *config, const DsviCodec *cod
 /* Returns the number of tokens of a sample, over all ranks. */
 int64_t dsvi_dit_tokens(const DsviDitConfig *config, const DsviDitShape *shape);
 
+/* Returns the shape of `batch` samples with latents of these frames, height and width, and with as many rows
+ * of text and of images as the model takes. All other members are 0. */
+DsviDitShape dsvi_dit_shape_of(const DsviDitConfig *config, int64_t batch, DsviVideoShape latent);
+
 /* Returns the clip for which dsvi_cp_create must divide tokens among ranks. The clip's `unit` is chosen so
  * that no group of queries and no span of keys is split between ranks. */
 DsviCpClip dsvi_dit_cp_clip(const DsviDitConfig *config, const DsviDitShape *shape,

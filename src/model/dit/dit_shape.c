@@ -71,6 +71,18 @@ DsvStatus dsvi_dit_check_input(const DsviDitConfig *config, const DsviCodec *cod
         (long long)latent.channels, (long long)pictures);
 }
 
+DsviDitShape dsvi_dit_shape_of(const DsviDitConfig *config, int64_t batch, DsviVideoShape latent)
+{
+    return (DsviDitShape){
+        .batch = batch,
+        .frames = latent.frames,
+        .height = latent.height,
+        .width = latent.width,
+        .text_len = config->text_len,
+        .image_len = dsvi_dit_image_len(config),
+    };
+}
+
 int64_t dsvi_dit_tokens(const DsviDitConfig *config, const DsviDitShape *shape)
 {
     return shape->frames / config->patch[0] * (shape->height / config->patch[1]) *
