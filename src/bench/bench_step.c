@@ -156,10 +156,8 @@ static DsvStatus bench_step_report(const DsviTrainer *t, Times *times, const cha
     double step = dsvi_median(times->step, times->repeats) + times->profile + times->refresh;
     for (int kind = 0; kind < DSVI_KIND_COUNT; kind++)
         times->timed += times->spent[kind];
-    /* The backward pass costs twice as much as the forward pass. Recomputation is not counted. */
     double passes = (double)(t->mesh.data_ranks * settings->gradient_accumulation_steps);
-    double flops = 3.0 * passes *
-                   (dsvi_dit_flops_gemm(&t->config, &shape) + dsvi_dit_flops_attention(&t->config, &shape));
+    double flops = passes * dsvi_dit_flops_step(&t->config, &shape, t->frozen != NULL, 1);
     DsviSparseReport state;
     dsvi_sparse_report(t->sparse, &state);
     double tokens = (double)(sparse.tokens * shape.batch) * passes;

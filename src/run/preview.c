@@ -266,9 +266,7 @@ static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *da
         int64_t windows = (dsvi_dataset_size_count(dataset, i).samples + s->train_batch_size - 1) /
                           s->train_batch_size * s->train_batch_size;
         samples += windows;
-        flops += (s->lora_rank > 0 ? 2 : 3) * (double)windows *
-                 (dsvi_dit_flops_gemm(&planned->config, &shape) +
-                  dsvi_dit_flops_attention(&planned->config, &shape));
+        flops += (double)windows * dsvi_dit_flops_step(&planned->config, &shape, s->lora_rank > 0, 1);
     }
     if (peak == 0)
         DSVI_TRY(dsvi_gemm_peak(planned->backend, dsvi_dit_act(s), &peak));

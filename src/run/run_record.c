@@ -47,10 +47,7 @@ static StepWork work_of(const DsviTrainer *t, const DsviStepResult *result)
         DsviSparseReport sparse;
         dsvi_sparse_report(size->sparse, &sparse);
         work.tokens += batches * (double)(shape.batch * dsvi_dit_tokens(&t->config, &shape));
-        /* The backward pass costs twice as much as the forward pass. */
-        work.flops += 3 * batches *
-                      (dsvi_dit_flops_gemm(&t->config, &shape) +
-                       sparse.work * dsvi_dit_flops_attention(&t->config, &shape));
+        work.flops += batches * dsvi_dit_flops_step(&t->config, &shape, t->frozen != NULL, sparse.work);
     }
     return work;
 }

@@ -187,6 +187,66 @@ static void some_layers_and_less_memory(void **state)
     compare_with_merged(DSVI_F32, DSVI_KEEP_INPUT, "blocks.1.attn2.to_v, ffn.net.2", "auto", 1e-4);
 }
 
+/* ---- counts ---- */
+
+static DsviOps counted;
+static double gemm_flops;
+
+static DsvStatus counting_gemm(DsviStream *stream, const DsviGemmArgs *args)
+{
+    gemm_flops += 2 * (double)args->m * (double)args->n * (double)args->k;
+    return counted.gemm.run(stream, args);
+}
+
+/* Returns the FLOPs of the matrix products of a forward and a backward pass. */
+static double count_step(DitCase *c)
+{
+    counted = c->backend.ops;
+    c->backend.ops.gemm.run = counting_gemm;
+    gemm_flops = 0;
+    dit_case_randomise(c, 1);
+    dit_case_forward(c);
+    backward_from_output(c, NULL, NULL);
+    c->backend.ops = counted;
+    return gemm_flops;
+}
+
+/* The passes form every gradient that dsvi_dit_flops_step counts, except those of the inputs of the first
+ * layers, and beside a LoRA no gradient of a weight of the model. */
+static void flops_of_a_step_are_those_of_its_calls(void **state)
+{
+    (void)state;
+    DsviDitConfig config = dit_case_small_config();
+    DsviDitShape shape = dit_case_small_shape(DSVI_F32);
+    DsviParamTable table;
+    Adapter adapter;
+    DitCase lora, whole;
+    config.num_layers = 8;
+    assert_ok(dsvi_param_table_make(&config, &table));
+    open_adapter(&adapter, &table, "self_attn.q", DSVI_F32);
+    float *flat = dit_case_random_weights(&table, 0.2);
+    shape.backward = true;
+    dit_case_open(&whole, &config, &shape, "auto", 2, NULL);
+    dit_case_set_weights(&whole, flat);
+    memset(whole.weights.grad, 0, (size_t)table.elements * sizeof(float));
+    shape.lora = &adapter.params;
+    dit_case_open_lora(&lora, &config, &shape, "auto", &adapter.weights);
+    dit_case_set_weights(&lora, flat);
+    double attention = 3 * dsvi_dit_flops_attention(&config, &shape);
+    double trained = dsvi_dit_flops_step(&config, &shape, false, 1) - attention;
+    double frozen = dsvi_dit_flops_step(&config, &shape, true, 1) - attention;
+    double rows = (double)(shape.batch * dsvi_dit_tokens(&config, &shape));
+    double matrices = 3 * 2 * rows * (double)adapter.params.table.parameters;
+    double found = count_step(&whole) / trained, found_lora = (count_step(&lora) - matrices) / frozen;
+    if (!(found <= 1 && found > 0.9 && found_lora <= 1 && found_lora > 0.85))
+        fail_msg("%g of the FLOPs of a step, %g of those beside a LoRA", found, found_lora);
+    dit_case_close(&lora);
+    dit_case_close(&whole);
+    close_adapter(&adapter);
+    dsvi_param_table_free(&table);
+    free(flat);
+}
+
 /* ---- dropout ---- */
 
 enum { FIRST_SAMPLE = 5 };
@@ -355,6 +415,7 @@ int main(void)
         cmocka_unit_test(f32_equals_the_merged_model),
         cmocka_unit_test(bf16_is_near_the_merged_model),
         cmocka_unit_test(some_layers_and_less_memory),
+        cmocka_unit_test(flops_of_a_step_are_those_of_its_calls),
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(dropout_has_the_gradients_of_its_loss),
         cmocka_unit_test(dropout_does_not_depend_on_memory),

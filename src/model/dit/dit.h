@@ -253,6 +253,11 @@ double dsvi_dit_flops_gemm(const DsviDitConfig *config, const DsviDitShape *shap
 /* FLOPs of linear layers in one block; *ffn_in (may be NULL): those of the first feed-forward layer. */
 double dsvi_dit_flops_block(const DsviDitConfig *config, const DsviDitShape *shape, double *ffn_in);
 double dsvi_dit_flops_attention(const DsviDitConfig *config, const DsviDitShape *shape);
+/* FLOPs of a forward and a backward pass without what is recomputed. The backward pass of a matrix product
+ * computes the gradients of both factors; frozen: not those of the weights, as beside a LoRA, whose own small
+ * products are not counted. `attention`: FLOPs of attention as a fraction of those of dense attention. */
+double dsvi_dit_flops_step(const DsviDitConfig *config, const DsviDitShape *shape, bool frozen,
+                           double attention);
 
 #ifdef __cplusplus
 }

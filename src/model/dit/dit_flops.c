@@ -1,4 +1,4 @@
-/* FLOPs of a forward pass. A multiplication with an addition counts as two. */
+/* FLOPs of passes. A multiplication with an addition counts as two. */
 #include "model/dit/dit.h"
 
 /* Returns the FLOPs of x W^T with x (rows, in) and W (out, in). */
@@ -41,4 +41,11 @@ double dsvi_dit_flops_attention(const DsviDitConfig *config, const DsviDitShape 
     double queries = (double)dsvi_dit_tokens(config, shape);
     double keys = queries + (double)(shape->text_len + shape->image_len);
     return 4.0 * (double)(config->num_layers * shape->batch * dsvi_dit_width(config)) * queries * keys;
+}
+
+double dsvi_dit_flops_step(const DsviDitConfig *config, const DsviDitShape *shape, bool frozen,
+                           double attention)
+{
+    return (frozen ? 2 : 3) * dsvi_dit_flops_gemm(config, shape) +
+           3 * attention * dsvi_dit_flops_attention(config, shape);
 }
