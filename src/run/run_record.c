@@ -34,21 +34,49 @@ enum { CLIP_FRAMES_MAX = 32, CLIP_ROWS_MAX = 128 };
 /* What all ranks process in a step. */
 typedef struct StepWork {
     double tokens;
-    double flops; /* of both passes through the transformer, without what is recomputed */
+    double flops;            /* of both passes through the transformer, without what is recomputed */
+    DsviSparseReport sparse; /* means over the step's batches, by the FLOPs of dense attention; sparse_blocks
+                              * are those of the size with the most FLOPs */
 } StepWork;
+
+/* Returns the mean of the values (count) by `weight`, without values that are NaN: NaN if all are. */
+static double mean_by_weight(const double *value, const double *weight, int64_t count)
+{
+    double sum = 0, mean = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += isnan(value[i]) ? 0 : weight[i];
+    for (int64_t i = 0; i < count; i++)
+        mean += isnan(value[i]) || weight[i] == 0 ? 0 : weight[i] / sum * value[i];
+    return sum > 0 ? mean : NAN;
+}
 
 static StepWork work_of(const DsviTrainer *t, const DsviStepResult *result)
 {
-    StepWork work = {0, 0};
+    StepWork work = {.tokens = 0};
+    double attention[DSVI_CLIP_SIZES_MAX], most = -1;
+    double density[DSVI_CLIP_SIZES_MAX], mass[DSVI_CLIP_SIZES_MAX];
+    double error[DSVI_CLIP_SIZES_MAX], predictor[DSVI_CLIP_SIZES_MAX];
     for (int64_t i = 0; i < t->size_count; i++) {
         const DsviTrainerSize *size = &t->sizes[i];
         const DsviDitShape shape = dsvi_dit_shape_of(&t->config, t->settings->train_batch_size, size->latent);
         double batches = (double)result->batches[i];
+        attention[i] = batches * dsvi_dit_flops_attention(&t->config, &shape);
         DsviSparseReport sparse;
         dsvi_sparse_report(size->sparse, &sparse);
         work.tokens += batches * (double)(shape.batch * dsvi_dit_tokens(&t->config, &shape));
         work.flops += batches * dsvi_dit_flops_step(&t->config, &shape, t->frozen != NULL, sparse.work);
+        density[i] = sparse.density;
+        mass[i] = sparse.captured_mass;
+        error[i] = sparse.output_error;
+        predictor[i] = sparse.predictor_loss;
+        if (attention[i] > most)
+            work.sparse = sparse;
+        most = fmax(most, attention[i]);
     }
+    work.sparse.density = mean_by_weight(density, attention, t->size_count);
+    work.sparse.captured_mass = mean_by_weight(mass, attention, t->size_count);
+    work.sparse.output_error = mean_by_weight(error, attention, t->size_count);
+    work.sparse.predictor_loss = mean_by_weight(predictor, attention, t->size_count);
     return work;
 }
 
@@ -337,9 +365,7 @@ static void warn_of_waiting(DsviRunRecord *r, const DsviStepResult *result, doub
 DsvStatus dsvi_run_record_step(DsviRunRecord *r, const DsviStepResult *result, double step_s)
 {
     const DsviTrainer *t = r->trainer;
-    DsviSparseReport sparse;
-    StepWork work = work_of(t, result);
-    dsvi_sparse_report(t->sparse, &sparse);
+    const StepWork work = work_of(t, result);
     DsviMetricsStep m = {
         .step = result->step,
         .loss = result->loss,
@@ -351,11 +377,11 @@ DsvStatus dsvi_run_record_step(DsviRunRecord *r, const DsviStepResult *result, d
         .forward_ms = 1e3 * result->forward_s,
         .backward_ms = 1e3 * result->backward_s,
         .optimizer_ms = 1e3 * result->optimizer_s,
-        .density = sparse.density,
-        .sparse_blocks = sparse.sparse_blocks,
-        .captured_mass = sparse.captured_mass,
-        .output_error = sparse.output_error,
-        .predictor_loss = sparse.predictor_loss,
+        .density = work.sparse.density,
+        .sparse_blocks = work.sparse.sparse_blocks,
+        .captured_mass = work.sparse.captured_mass,
+        .output_error = work.sparse.output_error,
+        .predictor_loss = work.sparse.predictor_loss,
         .memory_bytes = t->backend->device->memory_used(t->backend->device),
     };
     for (int i = 0; i < DSVI_SIGMA_BINS; i++) {

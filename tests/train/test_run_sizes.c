@@ -73,6 +73,36 @@ static void a_resumed_run_has_the_same_bits(void **state)
     assert_ok(dsvi_folder_remove(resumed));
 }
 
+/* Each step is of one size here and shows the density of its own lists: a step of another size than the main
+ * one, with 160 tokens, does not repeat the density of the step before. */
+static void a_step_shows_the_density_of_its_sizes(void **state)
+{
+    (void)state;
+    DsvConfig settings;
+    const char *folder = tiny_folder();
+    int others = 0, new = 0;
+    double before = 1;
+    sized_settings(&settings, folder);
+    set(&settings, "gradient_accumulation_steps", "1");
+    set(&settings, "max_train_steps", "20");
+    assert_ok(dsv_train(&settings, NULL, NULL));
+    FILE *metrics = open_metrics(folder);
+    for (cJSON *line; (line = next_line(metrics)) != NULL; cJSON_Delete(line)) {
+        double density = cJSON_GetObjectItem(line, "density")->valuedouble;
+        double tokens = round(cJSON_GetObjectItem(line, "tokens_per_s")->valuedouble *
+                              cJSON_GetObjectItem(line, "step_ms")->valuedouble / 1000);
+        assert_true(density > 0 && density <= 1);
+        if (tokens != 160 && before < 1) {
+            others++;
+            new += density != before;
+        }
+        before = density;
+    }
+    fclose(metrics);
+    assert_true(others >= 4 && 2 * new > others); /* rarely two sizes have one density by chance */
+    assert_ok(dsvi_folder_remove(folder));
+}
+
 /* Nothing is left of a run that is refused. */
 static void what_cannot_be_trained_is_refused_before_a_step(void **state)
 {
@@ -103,6 +133,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_resumed_run_has_the_same_bits),
+        cmocka_unit_test(a_step_shows_the_density_of_its_sizes),
         cmocka_unit_test(what_cannot_be_trained_is_refused_before_a_step),
     };
     return cmocka_run_group_tests(tests, make_sized_clips, remove_clips);
