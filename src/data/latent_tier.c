@@ -1,6 +1,6 @@
 /* Implements latent_tier.h. `coming` is a ring of the samples from the next one to `ahead` further ones, each
- * with its latent and the sample that uses this latent next. A decision adds one sample at the end of the
- * ring. */
+ * with its latent and the sample that uses this latent next. Each decision adds samples at the end of the
+ * ring until the ring is full. */
 #include "data/latent_tier.h"
 
 #include <pthread.h>
@@ -12,6 +12,10 @@
 
 /* No sample of the ring uses the latent. */
 #define NEVER UINT64_MAX
+
+/* Largest number of samples that a decision adds to the ring. The first decisions know fewer samples than the
+ * later ones, but none takes long: other threads wait for it. */
+enum { STEP = 64 };
 
 typedef struct Coming {
     int64_t item;
@@ -91,12 +95,13 @@ static bool make_room(DsviLatentTier *tier, size_t bytes, uint64_t next)
     return true;
 }
 
-/* Keeps memory for the latent that is used now and by sample `next`, if it is worth its place. */
+/* Keeps memory for the latent that is used now and by sample `next`, if it is worth its place. A latent that
+ * no sample of the ring uses is kept only where memory is free: a later sample may use it. */
 static bool keep(DsviLatentTier *tier, int64_t number, uint64_t next)
 {
     Kept *item = &tier->items[number];
     size_t bytes = (size_t)tier->args.elements_of(tier->args.context, number) * sizeof *item->data;
-    if (next == NEVER || bytes > tier->args.bytes_max || !make_room(tier, bytes, next))
+    if (bytes > tier->args.bytes_max || !make_room(tier, bytes, next))
         return false;
     item->data = malloc(bytes);
     if (!item->data)
@@ -111,7 +116,7 @@ static bool keep(DsviLatentTier *tier, int64_t number, uint64_t next)
 DsviLatentPlace dsvi_latent_tier_plan(DsviLatentTier *tier)
 {
     pthread_mutex_lock(&tier->lock);
-    while (tier->filled <= tier->sample + (uint64_t)tier->args.ahead)
+    for (int i = 0; i < STEP && tier->filled <= tier->sample + (uint64_t)tier->args.ahead; i++)
         look_ahead(tier);
     const Coming now = *at(tier, tier->sample++);
     DsviLatentPlace place = {now.item, DSVI_LATENT_HIT};

@@ -3,8 +3,8 @@
  * The order of a rank's samples is known in advance, because it depends on the seed alone. The tier therefore
  * evicts the latent whose next use is farthest away, and does not keep a latent whose next use is farther
  * than those of all others (L. A. Belady, "A study of replacement algorithms for a virtual-storage computer",
- * IBM Syst. J. 5, 1966). If all latents have one size this gives the largest possible number of hits. What is
- * kept never changes what is read. */
+ * IBM Syst. J. 5, 1966). If all latents have one size and all samples are known this gives the largest
+ * possible number of hits. What is kept never changes what is read. */
 #ifndef DSVI_LATENT_TIER_H
 #define DSVI_LATENT_TIER_H
 
@@ -37,7 +37,8 @@ typedef struct DsviLatentPlace {
 
 DsvStatus dsvi_latent_tier_create(const DsviLatentTierArgs *args, DsviLatentTier **out);
 
-/* Decides for the next sample: the n-th call is for sample n - 1. Several threads must call one at a time.
+/* Decides for the next sample: the n-th call is for sample n - 1. Calls item_of at most 64 times, so that the
+ * first calls know fewer samples than `ahead`. Several threads must call one at a time.
  * Each decision must be followed by one dsvi_latent_tier_read. */
 DsviLatentPlace dsvi_latent_tier_plan(DsviLatentTier *tier);
 

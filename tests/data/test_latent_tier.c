@@ -86,6 +86,50 @@ static void hits_are_as_many_as_possible(void **state)
     assert_true(all > 500);
 }
 
+/* ---- Many latents ---- */
+
+enum { MANY = 2000, EPOCHS = 4 };
+
+static int64_t asked; /* calls of item_of_epochs */
+
+/* Each epoch has all latents in another order: the multiples of a number without a common divisor. */
+static int64_t item_of_epochs(void *context, uint64_t index)
+{
+    static const uint64_t FACTOR[EPOCHS + 2] = {1, 3, 7, 9, 11, 13};
+    (void)context;
+    asked++;
+    return (int64_t)(index % MANY * FACTOR[index / MANY] % MANY);
+}
+
+/* No decision looks far ahead at once, and yet a third of the latents, for which there is room, is in memory
+ * in every epoch but the first. */
+static void a_decision_looks_at_few_samples(void **state)
+{
+    (void)state;
+    enum { ROOM = MANY / 3, AT_ONCE = 64 };
+    DsviLatentTier *tier;
+    int64_t before = 0;
+    assert_ok(
+        dsvi_latent_tier_create(&(DsviLatentTierArgs){.bytes_max = (size_t)ROOM * NUMBERS * sizeof(float),
+                                                      .items = MANY,
+                                                      .ahead = 2 * MANY,
+                                                      .item_of = item_of_epochs,
+                                                      .elements_of = one_window},
+                                &tier));
+    for (int64_t i = 0; i < EPOCHS * MANY; i++) {
+        float latent[NUMBERS];
+        asked = 0;
+        (void)dsvi_latent_tier_read(tier, dsvi_latent_tier_plan(tier), "missing", NUMBERS, latent);
+        assert_true(asked <= AT_ONCE);
+        if ((i + 1) % MANY == 0) {
+            assert_true(i < MANY || dsvi_latent_tier_hits(tier) - before >= ROOM);
+            before = dsvi_latent_tier_hits(tier);
+        }
+    }
+    assert_int_equal(asked, 1); /* in the end the tier knows all samples */
+    dsvi_latent_tier_free(&tier);
+}
+
 /* ---- Threads ---- */
 
 typedef struct Reader {
@@ -214,6 +258,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_latent_is_kept_after_a_failure),
         cmocka_unit_test(hits_are_as_many_as_possible),
+        cmocka_unit_test(a_decision_looks_at_few_samples),
         cmocka_unit_test(threads_read_what_the_files_hold),
         cmocka_unit_test(a_run_reads_kept_latents_from_memory),
     };
