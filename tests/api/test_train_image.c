@@ -1,4 +1,5 @@
 /* dsv_train with models that make clips of pictures: what they learn from, and what is refused. */
+#include "train_wan_case.h"
 #include "wan_case.h"
 
 #include "data/clip.h"
@@ -7,18 +8,7 @@
 #include "model/vit/vit.h"
 #include "sample/png_writer.h"
 
-#include "train/run_rig.h"
-
-static const char *data_of(const char *name)
-{
-    static char path[4][DSVI_PATH_MAX];
-    static int next;
-    char *out = path[next++ % 4];
-    snprintf(out, DSVI_PATH_MAX, "%s", scratch_path(name));
-    return out;
-}
-
-static int make_data(void **state)
+static int make_captioned(void **state)
 {
     if (scratch_make(state) != 0 || dsvi_folder_make(scratch_path("clips")) != DSV_OK)
         return 1;
@@ -30,40 +20,23 @@ static int make_data(void **state)
 /* Trains a LoRA of the folder "model" for three steps. */
 static void image_settings(DsvConfig *settings, const char *run)
 {
-    tiny_settings(settings);
-    set(settings, "codec.name", "wan");
-    set(settings, "model.num_layers", "0");
-    set(settings, "model.num_attention_heads", "0");
-    set(settings, "model.attention_head_dim", "0");
-    set(settings, "model.ffn_dim", "0");
-    set(settings, "model.path", data_of("model"));
-    set(settings, "data.path", data_of("clips"));
+    wan_model_settings(settings, folder_named("model"));
+    set(settings, "data.path", folder_named("clips"));
     set(settings, "data.cache",
-        data_of(strncmp(run, "i2v", 3) == 0 || strcmp(run, "refused") == 0 ? "cache" : "ti2v-cache"));
+        folder_named(strncmp(run, "i2v", 3) == 0 || strcmp(run, "refused") == 0 ? "cache" : "ti2v-cache"));
     set(settings, "data.windows", "head");
-    set(settings, "output_dir", data_of(run));
-    set(settings, "validation.data", data_of("clips"));
+    set(settings, "output_dir", folder_named(run));
+    set(settings, "validation.data", folder_named("clips"));
     set(settings, "validation.clips", "2");
     set(settings, "max_train_steps", "3");
     set(settings, "checkpointing_steps", "3");
-    set(settings, "lora_rank", "4");
-    set(settings, "mixed_precision", "no");
-    set(settings, "sparse.enabled", "false");
-    set(settings, "threads", "2");
 }
 
 /* Trains, and returns the first step's loss and the held-out loss. */
-static void train(const DsvConfig *settings, Stopper *heard, double loss[2])
+static void train_losses(const DsvConfig *settings, Stopper *heard, double loss[2])
 {
-    const DsvEvents events = {.context = heard, .log = keep_log};
-    *heard = (Stopper){.steps = 1000};
-    assert_ok(dsv_train(settings, &events, NULL));
-    FILE *file = open_metrics(settings->output_dir);
-    cJSON *first = next_line(file);
-    assert_non_null(first);
-    loss[0] = cJSON_GetObjectItem(first, "loss")->valuedouble;
-    cJSON_Delete(first);
-    fclose(file);
+    train(settings, heard);
+    loss[0] = loss_of_step(settings->output_dir, 1);
     const char *held_out = strstr(heard->log, "held-out loss");
     assert_non_null(held_out);
     assert_int_equal(sscanf(held_out, "held-out loss %lf", &loss[1]), 1);
@@ -83,7 +56,7 @@ static void ti2v_continues_the_first_frame(void **state)
     image_settings(&settings, "given");
     set(&settings, "validation_at_end", "true");
     set(&settings, "num_inference_steps", "1");
-    train(&settings, &heard, given);
+    train_losses(&settings, &heard, given);
     assert_non_null(strstr(heard.log, "model.first_frame=given: TI2V-5B of Wan 2.2 learns to continue"));
     assert_non_null(strstr(heard.log, "sampled clips begin with pictures of"));
     assert_ok(dsvi_file_read(scratch_path("given/config.yaml"), 1 << 20, &text, &bytes));
@@ -91,12 +64,12 @@ static void ti2v_continues_the_first_frame(void **state)
     free(text);
     image_settings(&settings, "again");
     set(&settings, "model.first_frame", "given");
-    train(&settings, &heard, again);
+    train_losses(&settings, &heard, again);
     assert_null(strstr(heard.log, "learns to continue"));
     assert_true(again[0] == given[0] && again[1] == given[1]);
     image_settings(&settings, "noise");
     set(&settings, "model.first_frame", "noise");
-    train(&settings, &heard, noise);
+    train_losses(&settings, &heard, noise);
     for (int i = 0; i < 2; i++)
         assert_true(isfinite(given[i]) && isfinite(noise[i]) && given[i] != noise[i]);
     image_settings(&settings, "unlike");
@@ -118,7 +91,7 @@ static DsviSafetensors *window_of(const char *cache, const char *stem, const Dsv
 {
     DsviSafetensors *file;
     char path[DSVI_PATH_MAX], command[2 * DSVI_PATH_MAX];
-    snprintf(command, sizeof command, "ls '%s'/%s-*.safetensors", data_of(cache), stem);
+    snprintf(command, sizeof command, "ls '%s'/%s-*.safetensors", folder_named(cache), stem);
     FILE *list = popen(command, "r");
     assert_non_null(list);
     assert_non_null(fgets(path, sizeof path, list));
@@ -146,8 +119,8 @@ static DsviSafetensors *latent_of(float *pixels, int frames, const DsviStoredTen
     assert_ok(dsvi_safetensors_replace(scratch_path("video.safetensors"), &video, 1, NULL, 0));
     dsv_config_defaults(&settings);
     set(&settings, "mixed_precision", "no");
-    assert_ok(dsv_forward(data_of("model/vae"), data_of("video.safetensors"), data_of("moments.safetensors"),
-                          false, &settings));
+    assert_ok(dsv_forward(folder_named("model/vae"), folder_named("video.safetensors"),
+                          folder_named("moments.safetensors"), false, &settings));
     assert_ok(dsvi_safetensors_open(scratch_path("moments.safetensors"), &file));
     *latent = dsvi_safetensors_find(file, "latents_normalized");
     assert_non_null(*latent);
@@ -185,7 +158,7 @@ static const float *frame_of(const char *clip, int at)
     float *out = pixels[at > 0];
     const DsviClipWindow window = {
         .fps = 8, .frames = T, .height = SIDE, .width = SIDE, .crop_x = 0.5, .crop_y = 0.5};
-    assert_ok(dsvi_clip_read(data_of(clip), &window, all));
+    assert_ok(dsvi_clip_read(folder_named(clip), &window, all));
     for (int c = 0; c < 3; c++)
         memcpy(out + c * FRAME, all + (c * T + at) * FRAME, FRAME * sizeof *out);
     return out;
@@ -205,16 +178,16 @@ static void encode_list(const char *cache, const char *picture, Stopper *heard)
     snprintf(list, sizeof list, "video,image\nclips/waves-0.mp4,%s\nclips/waves-1.mp4,\n", picture);
     assert_ok(dsvi_file_write(scratch_path("list.csv"), list, strlen(list)));
     image_settings(&settings, "unused");
-    set(&settings, "data.path", data_of("list.csv"));
+    set(&settings, "data.path", folder_named("list.csv"));
     *heard = (Stopper){.steps = 1000};
-    assert_ok(dsv_encode(data_of(cache), data_of("model"), &settings, &events));
+    assert_ok(dsv_encode(folder_named(cache), folder_named("model"), &settings, &events));
 }
 
 static const float *picture_of(const char *name)
 {
     static float pixels[3 * FRAME];
     int64_t height, width;
-    assert_ok(dsvi_picture_read(data_of(name), SIDE, SIDE, pixels, &height, &width));
+    assert_ok(dsvi_picture_read(folder_named(name), SIDE, SIDE, pixels, &height, &width));
     return pixels;
 }
 
@@ -227,7 +200,8 @@ static void a_list_names_pictures(void **state)
     char command[4 * DSVI_PATH_MAX];
     (void)state;
     wan_case_make("pipe_i2v");
-    snprintf(command, sizeof command, "cp '%s' '%s'", golden_path("pipe_i2v/first.png"), data_of("p.png"));
+    snprintf(command, sizeof command, "cp '%s' '%s'", golden_path("pipe_i2v/first.png"),
+             folder_named("p.png"));
     assert_int_equal(system(command), 0);
     encode_list("listed", "p.png", &heard);
     assert_non_null(strstr(heard.log, "2 windows: 2 encoded"));
@@ -235,7 +209,8 @@ static void a_list_names_pictures(void **state)
     check_condition("listed", "waves_1", first_frame_of("clips/waves-1.mp4"), NULL);
     encode_list("listed", "p.png", &heard);
     assert_non_null(strstr(heard.log, "2 windows: 0 encoded, 2 kept"));
-    snprintf(command, sizeof command, "cp '%s' '%s'", golden_path("pipe_i2v/last.png"), data_of("p.png"));
+    snprintf(command, sizeof command, "cp '%s' '%s'", golden_path("pipe_i2v/last.png"),
+             folder_named("p.png"));
     assert_int_equal(system(command), 0);
     encode_list("listed", "p.png", &heard);
     assert_non_null(strstr(heard.log, "waves-0.mp4 has changed since it was encoded"));
@@ -244,9 +219,9 @@ static void a_list_names_pictures(void **state)
     assert_non_null(strstr(heard.log, "2 windows: 1 encoded, 1 kept"));
     assert_ok(dsvi_file_write(scratch_path("absent.csv"), "video,image\nclips/waves-0.mp4,no.png\n", 36));
     image_settings(&settings, "unused");
-    set(&settings, "data.path", data_of("absent.csv"));
+    set(&settings, "data.path", folder_named("absent.csv"));
     assert_fails(DSV_E_NOT_FOUND, "image of ",
-                 dsv_encode(data_of("listed"), data_of("model"), &settings, NULL));
+                 dsv_encode(folder_named("listed"), folder_named("model"), &settings, NULL));
     assert_non_null(strstr(dsv_error_message(), "no.png"));
 }
 
@@ -289,15 +264,15 @@ static void i2v_learns_from_the_first_frame(void **state)
     (void)state;
     wan_case_make("pipe_i2v");
     image_settings(&settings, "i2v");
-    set(&settings, "data.cache", data_of("cache"));
+    set(&settings, "data.cache", folder_named("cache"));
     set(&settings, "model.expert", "high");
     assert_ok(dsvi_folder_make(scratch_path("cache")));
-    train(&settings, &heard, loss);
+    train_losses(&settings, &heard, loss);
     assert_non_null(strstr(heard.log, "the Wan repository uses 5 for I2V-A14B"));
     check_condition("cache/train", "waves_0", first_frame_of("clips/waves-0.mp4"), NULL);
     image_settings(&settings, "i2v-again");
     set(&settings, "model.expert", "high");
-    train(&settings, &heard, again);
+    train_losses(&settings, &heard, again);
     assert_non_null(strstr(heard.log, "0 encoded"));
     assert_true(loss[0] == again[0] && loss[1] == again[1] && isfinite(loss[0]) && isfinite(loss[1]));
 }
@@ -340,7 +315,7 @@ static void check_states(const char *cache, const char *stem, const float *const
 static void write_picture(const char *name, const float *picture)
 {
     const DsviVideoFrames frames = {.pixels = picture, .frames = 1, .height = SIDE, .width = SIDE};
-    assert_ok(dsvi_png_write(data_of(name), &frames, 0));
+    assert_ok(dsvi_png_write(folder_named(name), &frames, 0));
 }
 
 /* Compares the clip that a run sampled of the prompt "rain" at its end, after step 1, with that of dsv
@@ -357,19 +332,19 @@ static void check_sampled_clip(const char *run, const DsvConfig *settings, int c
     snprintf(command, sizeof command,
              "cd '%s' && rm -rf trained && cp -rL model trained && rm -r trained/transformer && "
              "cp -r %s/checkpoint-1/transformer trained",
-             data_of("."), run);
+             folder_named("."), run);
     assert_int_equal(system(command), 0);
     dsv_sample_args_defaults(&args);
     snprintf(model, sizeof model, "%s", scratch_path("trained"));
     args.model_path = model;
-    args.output_path = data_of("sampled.mp4");
-    args.prompts_path = data_of("prompts.txt");
-    args.image_path = data_of("first.png");
-    args.last_image_path = count > 1 ? data_of("last.png") : NULL;
+    args.output_path = folder_named("sampled.mp4");
+    args.prompts_path = folder_named("prompts.txt");
+    args.image_path = folder_named("first.png");
+    args.last_image_path = count > 1 ? folder_named("last.png") : NULL;
     assert_ok(dsv_sample_clips(&args, settings, NULL));
     snprintf(path, sizeof path, "%s/samples/prompt-001/step-000001.mp4", run);
-    assert_ok(dsvi_clip_read(data_of(path), &window, ours));
-    assert_ok(dsvi_clip_read(data_of("sampled-0000.mp4"), &window, theirs));
+    assert_ok(dsvi_clip_read(folder_named(path), &window, ours));
+    assert_ok(dsvi_clip_read(folder_named("sampled-0000.mp4"), &window, theirs));
     assert_memory_equal(ours, theirs, sizeof ours);
 }
 
@@ -392,23 +367,23 @@ static void wan21_learns_from_states_of_pictures(void **state)
         snprintf(cache, sizeof cache, "cache-%d", two);
         assert_ok(dsvi_folder_make(scratch_path(cache)));
         image_settings(&settings, run);
-        set(&settings, "data.cache", data_of(cache));
-        train(&settings, &heard, lora);
+        set(&settings, "data.cache", folder_named(cache));
+        train_losses(&settings, &heard, lora);
         snprintf(cache, sizeof cache, "cache-%d/train", two);
         check_condition(cache, "waves_0", pictures[0], two ? pictures[1] : NULL);
         check_states(cache, "waves_0", pictures, 1 + two);
         snprintf(run, sizeof run, "i2v-%s-whole", SETS[two]);
         image_settings(&settings, run);
-        set(&settings, "data.path", data_of(cache));
+        set(&settings, "data.path", folder_named(cache));
         snprintf(cache, sizeof cache, "cache-%d/validation", two);
-        set(&settings, "validation.data", data_of(cache));
+        set(&settings, "validation.data", folder_named(cache));
         set(&settings, "lora_rank", "0");
         set(&settings, "max_train_steps", "1");
         set(&settings, "validation_at_end", "true");
         set(&settings, "num_inference_steps", "2");
         set(&settings, "guidance_scale", "2");
-        set(&settings, "validation.prompts", data_of("prompts.txt"));
-        train(&settings, &heard, whole);
+        set(&settings, "validation.prompts", folder_named("prompts.txt"));
+        train_losses(&settings, &heard, whole);
         check_sampled_clip(run, &settings, 1 + two);
         /* before its first update a LoRA changes nothing */
         assert_error_below(fabs(whole[0] / lora[0] - 1), 1e-6, "loss of the first step");
@@ -431,14 +406,14 @@ static void caches_of_other_pictures_are_refused(void **state)
         wan_case_make(CASES[i].set);
         image_settings(&settings, "refused");
         set(&settings, "validation.data", "");
-        set(&settings, "data.path", data_of(CASES[i].cache));
+        set(&settings, "data.path", folder_named(CASES[i].cache));
         if (strcmp(CASES[i].set, "pipe_i2v") == 0)
             set(&settings, "model.expert", "high");
         assert_fails(DSV_E_USAGE, CASES[i].sentence, dsv_train(&settings, NULL, NULL));
     }
     wan_case_make("pipe_flf");
     image_settings(&settings, "refused");
-    set(&settings, "data.cache", data_of("unused-cache"));
+    set(&settings, "data.cache", folder_named("unused-cache"));
     set(&settings, "num_frames", "1");
     assert_fails(DSV_E_USAGE, "makes a clip between two pictures, expected 2 frames or more",
                  dsv_train(&settings, NULL, NULL));
@@ -457,10 +432,10 @@ static void what_does_not_fit_is_refused(void **state)
     wan_case_make("pipe_experts");
     image_settings(&settings, "refused");
     set(&settings, "model.expert", "high");
-    set(&settings, "data.path", data_of("cache/train"));
+    set(&settings, "data.path", folder_named("cache/train"));
     assert_fails(DSV_E_USAGE,
                  "was made for image-to-video models, and model.path=", dsv_train(&settings, NULL, NULL));
-    set(&settings, "data.path", data_of("clips"));
+    set(&settings, "data.path", folder_named("clips"));
     assert_fails(DSV_E_USAGE, "made for image-to-video models, expected text-to-video",
                  dsv_train(&settings, NULL, NULL));
 }
@@ -541,7 +516,7 @@ static int run_cpu(void)
         cmocka_unit_test(ti2v_begins_with_the_listed_picture),
         cmocka_unit_test(what_does_not_fit_is_refused),
     };
-    return cmocka_run_group_tests(tests, make_data, scratch_remove);
+    return cmocka_run_group_tests(tests, make_captioned, scratch_remove);
 }
 
 /* test_train_image [cuda] */

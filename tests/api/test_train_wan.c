@@ -1,127 +1,10 @@
 /* dsv_train with a published model: clips and captions are encoded before the first step, the LoRA is trained
- * with text, a killed run goes on to the bit, and data that does not fit is refused. */
-#include <signal.h>
-#include <sys/wait.h>
+ * with text, and data that does not fit is refused. */
+#include "train_wan_case.h"
 
 #include "backend/backend.h"
-#include "base/scratch.h"
 #include "data/clip.h"
-#include "golden/golden_files.h"
 #include "run/preview.h"
-#include "train/run_rig.h"
-
-static char model[DSVI_PATH_MAX], made[64][DSVI_PATH_MAX];
-static int made_count;
-
-static const char *folder_named(const char *name)
-{
-    char *path = made[made_count++ % 64];
-    snprintf(path, DSVI_PATH_MAX, "%s", scratch_path(name));
-    return path;
-}
-
-static void write_caption(const char *name, const char *text)
-{
-    assert_ok(dsvi_file_write(scratch_path(name), text, strlen(text)));
-}
-
-/* Writes clips that go to three sizes: two of 12 frames, two of 5, and one of a single frame. An epoch has
- * five samples, so that no checkpoint of the tests is at its end. */
-static void make_sized_clips(void)
-{
-    static float pixels[3 * 5 * 40 * 56];
-    for (int i = 0; i < 3 * 5 * 40 * 56; i++)
-        pixels[i] = (float)sin(0.3 * (i % 56) + 0.01 * i);
-    tiny_clips(scratch_path("sized"), 2);
-    assert_ok(dsvi_video_write(scratch_path("sized/wide.mp4"), pixels, 5, 40, 56, 8));
-    assert_ok(dsvi_video_write(scratch_path("sized/wide-2.mp4"), pixels, 5, 40, 56, 8));
-    assert_ok(dsvi_video_write(scratch_path("sized/still.mp4"), pixels, 1, 40, 40, 8));
-    write_caption("sized/wide.txt", "A cat walks on the grass");
-    write_caption("sized/still.txt", "rain");
-}
-
-static int make_data(void **state)
-{
-    if (scratch_make(state) != 0 || dsvi_folder_make(scratch_path("clips")) != DSV_OK ||
-        dsvi_folder_make(scratch_path("sized")) != DSV_OK)
-        return 1;
-    make_sized_clips();
-    snprintf(model, sizeof model, "%s", golden_path("pipe_a"));
-    tiny_clips(scratch_path("clips"), 2);
-    write_caption("clips/waves-0.txt", "A cat walks on the grass");
-    write_caption("clips/waves-1.txt", "rain");
-    return 0;
-}
-
-static void wan_settings(DsvConfig *settings, const char *folder)
-{
-    tiny_settings(settings);
-    set(settings, "codec.name", "wan");
-    set(settings, "model.num_layers", "0");
-    set(settings, "model.num_attention_heads", "0");
-    set(settings, "model.attention_head_dim", "0");
-    set(settings, "model.ffn_dim", "0");
-    set(settings, "model.path", model);
-    set(settings, "data.path", scratch_path("clips"));
-    set(settings, "data.cache", folder_named("cache"));
-    set(settings, "output_dir", folder);
-    set(settings, "max_train_steps", "10");
-    set(settings, "lora_rank", "4");
-    set(settings, "lr", "1e-2");
-    set(settings, "mixed_precision", "no");
-    set(settings, "caption_dropout", "0.3");
-    set(settings, "sparse.enabled", "false");
-    set(settings, "threads", "2");
-}
-
-static void sized_settings(DsvConfig *settings, const char *folder)
-{
-    wan_settings(settings, folder);
-    set(settings, "data.path", scratch_path("sized"));
-    set(settings, "data.cache", scratch_path("sized-cache"));
-    set(settings, "data.buckets", "9x32x32,5x32x48,1x32x32");
-    set(settings, "gradient_accumulation_steps", "2");
-    set(settings, "train_batch_size", "1");
-    set(settings, "sparse.enabled", "true");
-    set(settings, "validation.data", scratch_path("clips"));
-    set(settings, "validation.clips", "2");
-}
-
-typedef void Settings(DsvConfig *settings, const char *folder);
-
-/* The loss of step `step` on record. */
-static double loss_of_step(const char *folder, int step)
-{
-    FILE *file = open_metrics(folder);
-    double loss = NAN;
-    for (int line = 1; line <= step; line++) {
-        cJSON *object = next_line(file);
-        assert_non_null(object);
-        loss = cJSON_GetObjectItem(object, "loss")->valuedouble;
-        cJSON_Delete(object);
-    }
-    fclose(file);
-    return loss;
-}
-
-static void train(DsvConfig *settings, Stopper *heard)
-{
-    const DsvEvents events = {.context = heard, .log = keep_log};
-    *heard = (Stopper){.steps = 1000};
-    assert_ok(dsv_train(settings, &events, NULL));
-}
-
-static void same_file(const char *folder_a, const char *folder_b, const char *name)
-{
-    char path[DSVI_PATH_MAX];
-    uint64_t a, b;
-    snprintf(path, sizeof path, "%s/checkpoint-10/%s", folder_a, name);
-    assert_ok(dsvi_file_checksum(path, &a));
-    snprintf(path, sizeof path, "%s/checkpoint-10/%s", folder_b, name);
-    assert_ok(dsvi_file_checksum(path, &b));
-    if (a != b)
-        fail_msg("%s differs", name);
-}
 
 /* The commands of a user: train on a folder of clips, train again from the same cache, sample with the LoRA.
  */
@@ -148,7 +31,7 @@ static void a_folder_of_clips_becomes_a_lora(void **state)
     snprintf(lora, sizeof lora, "%s/checkpoint-10/lora.safetensors", folder);
     set(&settings, "num_inference_steps", "2");
     dsv_sample_args_defaults(&args);
-    args.model_path = model;
+    args.model_path = wan_model;
     args.output_path = scratch_path("clip.safetensors");
     args.prompts = &prompt;
     args.prompt_count = 1;
@@ -316,8 +199,8 @@ static void prompts_are_sampled_as_by_dsv_sample(void **state)
     assert_true(dsvi_path_exists(scratch_path("prompted/samples/prompt-002/step-000005.mp4")));
     assert_non_null(strstr(heard.log, "decoding a sampled clip takes"));
     snprintf(command, sizeof command,
-             "cp -r '%s' '%s' && rm -r '%s/transformer' && cp -r '%s/checkpoint-10/transformer' '%s'", model,
-             copy, copy, run, copy);
+             "cp -r '%s' '%s' && rm -r '%s/transformer' && cp -r '%s/checkpoint-10/transformer' '%s'",
+             wan_model, copy, copy, run, copy);
     assert_int_equal(system(command), 0);
     sample_prompts(copy, NULL, &settings);
     compare_prompts(run, 0);
@@ -342,7 +225,7 @@ static void the_moving_average_is_sampled(void **state)
     snprintf(command, sizeof command,
              "cp -r '%s' '%s' && rm -r '%s/transformer' && cp -r '%s/checkpoint-10/transformer_ema' "
              "'%s/transformer'",
-             model, copy, copy, run, copy);
+             wan_model, copy, copy, run, copy);
     assert_int_equal(system(command), 0);
     sample_prompts(copy, NULL, &settings);
     compare_prompts(run, 0);
@@ -366,9 +249,9 @@ static void prompts_are_sampled_with_the_lora(void **state)
     assert_null(
         strstr(heard.log, "distinct prompts of sampled clips encoded")); /* stored by the test above */
     snprintf(lora, sizeof lora, "%s/checkpoint-10/lora.safetensors", run);
-    sample_prompts(model, lora, &settings);
+    sample_prompts(wan_model, lora, &settings);
     compare_prompts(run, 2);
-    sample_prompts(model, NULL, &settings);
+    sample_prompts(wan_model, NULL, &settings);
     double without = clip_distance(scratch_path("prompted-lora/samples/prompt-001/step-000010.mp4"),
                                    scratch_path("prompted-0000.mp4"));
     if (!(without > 4))
@@ -459,167 +342,6 @@ static void held_out_clips_have_text(void **state)
     train(&settings, &heard);
 }
 
-/* Kills the process two steps after the checkpoint of step 4. */
-static bool die_after_checkpoint(void *context)
-{
-    Stopper *heard = context;
-    if (strstr(heard->log, "checkpoint-4") && heard->steps-- <= 0)
-        raise(SIGKILL);
-    return false;
-}
-
-/* The child: trains until it kills itself. Runs in a new process, because threads do not survive
- * a fork. */
-static int train_and_die(char **argument)
-{
-    DsvConfig settings;
-    Stopper heard = {.steps = 2};
-    const DsvEvents events = {.context = &heard, .log = keep_log, .stop = die_after_checkpoint};
-    Settings *prepare = strcmp(argument[1], "sizes") == 0 ? sized_settings : wan_settings;
-    snprintf(model, sizeof model, "%s", golden_path("pipe_a"));
-    prepare(&settings, argument[2]);
-    set(&settings, "data.path", argument[3]);
-    set(&settings, "data.cache", argument[4]);
-    set(&settings, "validation.data", argument[5]);
-    (void)dsv_train(&settings, &events, NULL);
-    return 1;
-}
-
-/* Trains to `straight` without a stop, and to `killed` in a child that dies two steps after its checkpoint,
- * and then resumes. Compares both runs to the bit. */
-static void kill_and_compare(const char *kind, Settings *prepare, const char *straight, const char *killed)
-{
-    DsvConfig settings;
-    Stopper heard;
-    int status;
-    prepare(&settings, straight);
-    train(&settings, &heard);
-    prepare(&settings, killed);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        execl("/proc/self/exe", "test_train_wan", kind, killed, settings.data_path, settings.data_cache,
-              settings.validation_data, (char *)NULL);
-        _exit(1);
-    }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    set(&settings, "resume_from_checkpoint", "latest");
-    train(&settings, &heard);
-    assert_non_null(strstr(heard.log, "resuming after step 4"));
-    same_file(straight, killed, "lora.safetensors");
-    same_file(straight, killed, "lora_ema.safetensors");
-    same_file(straight, killed, "optimizer/weight.safetensors");
-    same_file(straight, killed, "sparse.safetensors");
-    for (int step = 1; step <= 10; step++)
-        assert_true(loss_of_step(straight, step) == loss_of_step(killed, step));
-}
-
-static void a_killed_run_goes_on_to_the_bit(void **state)
-{
-    (void)state;
-    kill_and_compare("one", wan_settings, folder_named("straight"), folder_named("killed"));
-}
-
-/* With clips and a picture in three sizes, captions, and lists whose state each size keeps. */
-static void a_killed_run_of_three_sizes_goes_on_to_the_bit(void **state)
-{
-    const char *straight = folder_named("sized-straight"), *killed = folder_named("sized-killed");
-    char *list;
-    size_t bytes;
-    (void)state;
-    kill_and_compare("sizes", sized_settings, straight, killed);
-    same_file(straight, killed, "sparse-9x32x32.safetensors");
-    same_file(straight, killed, "sparse-1x32x32.safetensors");
-    assert_ok(dsvi_file_read(scratch_path("sized-straight/inputs.csv"), 1 << 20, &list, &bytes));
-    assert_non_null(strstr(list, ",1x32x32,"));
-    assert_non_null(strstr(list, ",5x32x48,"));
-    assert_non_null(strstr(list, ",9x32x32,"));
-    free(list);
-}
-
-/* The child: one of two ranks that train together. `die`: rank 0 kills itself after its checkpoint. */
-static int train_as_rank(char **argument)
-{
-    DsvConfig settings;
-    DsvRanks *ranks;
-    DsvRanksPlace place = {
-        .rank = atoi(argument[2]), .size = 2, .address = "localhost", .port = atoi(argument[3])};
-    Stopper heard = {.steps = 2};
-    DsvEvents events = {.context = &heard, .log = keep_log};
-    if (strcmp(argument[1], "die") == 0 && place.rank == 0)
-        events.stop = die_after_checkpoint;
-    snprintf(model, sizeof model, "%s", golden_path("pipe_a"));
-    sized_settings(&settings, argument[4]);
-    set(&settings, "data.path", argument[5]);
-    set(&settings, "data.cache", argument[6]);
-    set(&settings, "validation.data", argument[7]);
-    set(&settings, "threads", "1");
-    if (strcmp(argument[1], "resume") == 0)
-        set(&settings, "resume_from_checkpoint", "latest");
-    if (dsv_ranks_join(&settings, &place, NULL, &ranks) != DSV_OK)
-        return 1;
-    DsvStatus status = dsv_train_ranks(ranks, &settings, &events, NULL);
-    dsv_ranks_leave(&ranks);
-    return status == DSV_OK ? 0 : 1;
-}
-
-/* Trains `folder` on two processes. With `die` rank 0 kills itself and this function kills rank 1 at once. */
-static void train_two(const char *how, const char *folder)
-{
-    static int calls;
-    DsvConfig settings;
-    char number[16], port[16];
-    pid_t child[2];
-    int status[2];
-    bool die = strcmp(how, "die") == 0;
-    sized_settings(&settings, folder);
-    snprintf(port, sizeof port, "%d", 20000 + (int)(getpid() + 7 * calls++) % 12000);
-    for (int rank = 0; rank < 2; rank++) {
-        snprintf(number, sizeof number, "%d", rank);
-        child[rank] = fork();
-        assert_true(child[rank] >= 0);
-        if (child[rank] > 0)
-            continue;
-        execl("/proc/self/exe", "test_train_wan", how, number, port, folder, settings.data_path,
-              settings.data_cache, settings.validation_data, (char *)NULL);
-        _exit(1);
-    }
-    for (int rank = 0; rank < 2; rank++) {
-        if (die && rank == 1)
-            (void)kill(child[rank], SIGKILL);
-        assert_int_equal(waitpid(child[rank], &status[rank], 0), child[rank]);
-    }
-    if (die)
-        assert_true(WIFSIGNALED(status[0]) && WTERMSIG(status[0]) == SIGKILL);
-    for (int rank = 0; rank < 2 && !die; rank++)
-        assert_true(WIFEXITED(status[rank]) && WEXITSTATUS(status[rank]) == 0);
-}
-
-/* Two ranks share an epoch of three sizes, which are dealt by cost, and are killed within it. */
-static void two_killed_ranks_go_on_to_the_bit(void **state)
-{
-    const char *straight = folder_named("ranks-straight"), *killed = folder_named("ranks-killed");
-    static const char *const FILES[] = {"lora.safetensors",
-                                        "lora_ema.safetensors",
-                                        "optimizer/weight.safetensors",
-                                        "optimizer/exp_avg.safetensors",
-                                        "optimizer/exp_avg_sq.safetensors",
-                                        "sparse.safetensors",
-                                        "sparse-9x32x32.safetensors",
-                                        "sparse-1x32x32.safetensors"};
-    (void)state;
-    train_two("straight", straight);
-    train_two("die", killed);
-    assert_true(dsvi_path_exists(scratch_path("ranks-killed/checkpoint-4")));
-    assert_false(dsvi_path_exists(scratch_path("ranks-killed/checkpoint-10")));
-    train_two("resume", killed);
-    for (size_t i = 0; i < sizeof FILES / sizeof *FILES; i++)
-        same_file(straight, killed, FILES[i]);
-    for (int step = 1; step <= 10; step++)
-        assert_true(loss_of_step(straight, step) == loss_of_step(killed, step));
-}
-
 static void wrong_data_is_refused(void **state)
 {
     DsvConfig settings;
@@ -627,8 +349,8 @@ static void wrong_data_is_refused(void **state)
     (void)state;
     /* a copy of the model with another VAE */
     snprintf(copy, sizeof copy, "%s", scratch_path("other-model"));
-    snprintf(command, sizeof command, "cp -r '%s' '%s' && printf ' ' >> '%s/vae/config.json'", model, copy,
-             copy);
+    snprintf(command, sizeof command, "cp -r '%s' '%s' && printf ' ' >> '%s/vae/config.json'", wan_model,
+             copy, copy);
     assert_int_equal(system(command), 0);
     wan_settings(&settings, folder_named("refused"));
     snprintf(from, sizeof from, "%s", scratch_path("cache/train"));
@@ -648,7 +370,7 @@ static void wrong_data_is_refused(void **state)
     assert_fails(DSV_E_SHAPE, "num_frames=6, expected 4k + 1", dsv_train(&settings, NULL, NULL));
 }
 
-int main(int count, char **arguments)
+int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_folder_of_clips_becomes_a_lora),
@@ -662,14 +384,7 @@ int main(int count, char **arguments)
         cmocka_unit_test(sizes_that_do_not_fit_are_refused),
         cmocka_unit_test(prompts_that_cannot_be_sampled_are_refused),
         cmocka_unit_test(held_out_clips_have_text),
-        cmocka_unit_test(a_killed_run_goes_on_to_the_bit),
-        cmocka_unit_test(a_killed_run_of_three_sizes_goes_on_to_the_bit),
-        cmocka_unit_test(two_killed_ranks_go_on_to_the_bit),
         cmocka_unit_test(wrong_data_is_refused),
     };
-    if (count == 8)
-        return train_as_rank(arguments);
-    if (count == 6)
-        return train_and_die(arguments);
     return cmocka_run_group_tests(tests, make_data, scratch_remove);
 }
