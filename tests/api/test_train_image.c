@@ -454,12 +454,12 @@ static void train_on(const char *name, const char *set_name, double figures[2 * 
     snprintf(cache, sizeof cache, "cache-%s", run);
     assert_ok(dsvi_folder_make(scratch_path(cache)));
     image_settings(&settings, run);
-    set(&settings, "data.cache", data_of(cache));
+    set(&settings, "data.cache", folder_named(cache));
     set(&settings, "device", name);
     set(&settings, "lora_rank", "0");
     set(&settings, "max_train_steps", "2");
     set(&settings, "checkpointing_steps", "2");
-    train(&settings, &heard, loss);
+    train_losses(&settings, &heard, loss);
     FILE *file = open_metrics(settings.output_dir);
     for (int i = 0; i < SHORT; i++) {
         cJSON *line = next_line(file);
@@ -502,7 +502,7 @@ static int run_cuda(void)
         fprintf(stderr, "SKIPPED: %s\n", dsv_error_message());
         return SKIPPED;
     }
-    return cmocka_run_group_tests(tests, make_data, scratch_remove);
+    return cmocka_run_group_tests(tests, make_captioned, scratch_remove);
 }
 
 static int run_cpu(void)
