@@ -111,8 +111,12 @@ static inline double loss_of_step(const char *folder, int step)
 /* Trains, and keeps the log in `heard`. */
 static inline void train(const DsvConfig *settings, Stopper *heard)
 {
-    const DsvEvents events = {.context = heard, .log = keep_log};
-    *heard = (Stopper){.steps = 1000};
+    DsvEvents events;
+    memset(&events, 0, sizeof events);
+    memset(heard, 0, sizeof *heard);
+    events.context = heard;
+    events.log = keep_log;
+    heard->steps = 1000;
     assert_ok(dsv_train(settings, &events, NULL));
 }
 
