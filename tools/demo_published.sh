@@ -1,15 +1,16 @@
 #!/bin/sh
 # demo_published.sh DSV MODEL CLIPS: samples the published Wan model MODEL with the prompt of the environment
-# variable PROMPT, trains a small LoRA of MODEL on the folder CLIPS (on clips that ffmpeg draws if CLIPS is
-# empty), and samples the model with the LoRA, too. The run gets a new folder runs/published,
-# runs/published-2, ... A GPU computes if there is one and DSV was built for it; without one the clips have 9
-# frames of 64 x 64.
+# variable PROMPT, trains a small LoRA of MODEL for STEPS steps (50) on the folder CLIPS (on clips that
+# ffmpeg draws if CLIPS is empty), and samples the model with the LoRA, too. The run gets a new folder
+# runs/published, runs/published-2, ... A GPU computes if there is one and DSV was built for it; without one
+# the clips have 9 frames of 64 x 64.
 set -eu
 cd "$(dirname "$0")/.."
 dsv=$1
 model=$2
 clips=$3
 prompt=${PROMPT:-a red ball on the grass}
+steps=${STEPS:-50}
 
 size="num_frames=9 height=64 width=64 num_inference_steps=10 guidance_scale=3"
 device=cpu
@@ -42,6 +43,6 @@ fi
 "$dsv" sample "$model" "$run-model.mp4" --prompt "$prompt" device="$device" $size
 # shellcheck disable=SC2086
 "$dsv" train configs/wan_lora.yaml model.path="$model" data.path="$clips" output_dir="$run" \
-    max_train_steps=50 checkpointing_steps=50 device="$device" $size
+    max_train_steps="$steps" checkpointing_steps="$steps" device="$device" $size
 "$dsv" sample "$run" "$run/sample.mp4" --prompt "$prompt" device="$device"
-echo "the model's clip: $run-model.mp4; the clip with the LoRA of 50 steps: $run/sample.mp4"
+echo "the model's clip: $run-model.mp4; the clip with the LoRA of $steps steps: $run/sample.mp4"
