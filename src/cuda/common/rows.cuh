@@ -23,6 +23,10 @@ constexpr int ROW_WARPS = 4; /* warps (and rows) of a thread block if each row h
  * pass. */
 constexpr int LONG_ROW_THREADS = 256;
 
+/* Channels in 16 bytes of a row of type T. A kernel with rows of T has N = ROW_VECTOR<T> as a parameter of
+ * its template: a constant N in its body makes the front end of CUDA 12.8 crash at RowPart<N>. */
+template <typename T> constexpr int ROW_VECTOR = 16 / (int)sizeof(T);
+
 /* The channels of a row that one thread holds, in vectors of N. */
 template <int N> using RowPart = float[ROW_CHANNELS / N][N];
 

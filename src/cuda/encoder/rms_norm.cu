@@ -13,10 +13,9 @@ __device__ __forceinline__ float rms_norm_rstd(float square, const DsviRmsNormAr
     return 1.f / sqrtf(square / (float)args.channels + (float)args.eps);
 }
 
-template <typename T>
+template <typename T, int N = ROW_VECTOR<T>>
 __global__ void __launch_bounds__(TWO_ROWS_THREADS) rms_norm_kernel(const DsviRmsNormArgs args)
 {
-    constexpr int N = 16 / (int)sizeof(T);
     __shared__ float sums[2][WARP]; /* used for rows in turn, so that one barrier per row suffices */
     int channels = (int)args.channels, turn = 0;
     RowPart<N> weight;
@@ -56,7 +55,7 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS) rms_norm_long_kernel(const D
 
 template <typename T> DsvStatus rms_norm_of_type(DsviStream *stream, const DsviRmsNormArgs *args)
 {
-    constexpr int N = 16 / (int)sizeof(T);
+    constexpr int N = ROW_VECTOR<T>;
     if (row_fits(stream, args->channels, N, TWO_ROWS_THREADS, 0) &&
         aligned((const float *)args->x, args->channels, 16) &&
         aligned((const T *)args->y, args->channels, 16) && aligned((const float *)args->weight, 0, 16)) {

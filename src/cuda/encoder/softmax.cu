@@ -10,10 +10,9 @@
 namespace dsvi {
 namespace {
 
-template <typename T>
+template <typename T, int N = ROW_VECTOR<T>>
 __global__ void __launch_bounds__(ROW_THREADS) softmax_kernel(const DsviSoftmaxArgs args)
 {
-    constexpr int N = 16 / (int)sizeof(T);
     __shared__ float largest[2][WARP], sums[2][WARP]; /* used for rows in turn */
     int cols = (int)args.cols, turn = 0;
     float scale = (float)args.scale;
@@ -64,7 +63,7 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS) softmax_long_kernel(const Ds
 
 template <typename T> DsvStatus softmax_of_type(DsviStream *stream, const DsviSoftmaxArgs *args)
 {
-    constexpr int N = 16 / (int)sizeof(T);
+    constexpr int N = ROW_VECTOR<T>;
     if (row_fits(stream, args->cols, N, ROW_THREADS, 0) && aligned((const float *)args->x, args->cols, 16) &&
         aligned((const T *)args->y, args->cols, 16)) {
         dim3 block = row_block(args->cols), grid;

@@ -17,9 +17,6 @@ using namespace dsvi;
 
 namespace {
 
-/* Number of elements of type T in a vector of 16 bytes. */
-template <typename T> constexpr int WIDTH = 16 / (int)sizeof(T);
-
 __host__ __device__ __forceinline__ int64_t channels_of(const DsviRmsNormRopeArgs &args)
 {
     return args.heads * args.head_dim;
@@ -110,10 +107,9 @@ __device__ __forceinline__ void scale_and_rotate(const DsviRmsNormRopeArgs &args
     }
 }
 
-template <typename T>
+template <typename T, int N = ROW_VECTOR<T>>
 __global__ void __launch_bounds__(TWO_ROWS_THREADS) rms_norm_rope_fwd_kernel(const DsviRmsNormRopeArgs args)
 {
-    constexpr int N = WIDTH<T>;
     /* the weight, once for each row that the block processes at the same time */
     extern __shared__ __align__(16) float kept[];
     __shared__ float sums[2][WARP]; /* used for rows in turn, so that one barrier per row suffices */
@@ -176,7 +172,7 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS)
  * bytes crosses the end of a head; forward and backward kernels need this. */
 template <typename T> static bool rms_norm_rope_aligned(const DsviRmsNormRopeArgs *args)
 {
-    constexpr int N = WIDTH<T>;
+    constexpr int N = ROW_VECTOR<T>;
     int64_t half = args->head_dim / 2;
     bool tables = !args->cos || (args->head_dim % N == 0 &&
                                  aligned((const float *)args->cos, half, N / 2 * sizeof(float)) &&
@@ -190,7 +186,7 @@ static DsvStatus rms_norm_rope_fwd_of_type(DsviStream *stream, const DsviRmsNorm
 {
     int64_t rows = args->batch * args->tokens, channels = channels_of(*args);
     size_t kept = kept_bytes(channels, 1);
-    if (row_fits(stream, channels, WIDTH<T>, TWO_ROWS_THREADS, kept) && rms_norm_rope_aligned<T>(args) &&
+    if (row_fits(stream, channels, ROW_VECTOR<T>, TWO_ROWS_THREADS, kept) && rms_norm_rope_aligned<T>(args) &&
         aligned((const T *)args->y, channels, 16)) {
         dim3 block = row_block(channels), grid;
         DSVI_TRY(row_grid(stream, rms_norm_rope_fwd_kernel<T>, block, kept, args->batch, args->tokens, rows,
@@ -249,32 +245,31 @@ template <int N> __device__ __forceinline__ void add_row(float *sum, int channel
 
 /* The data of a row whose loads have been issued before the row is needed. */
 template <typename T> struct PrefetchedRow {
-    RawPart<WIDTH<T>, T> x, dy;
-    Angles<WIDTH<T>> angles;
+    RawPart<ROW_VECTOR<T>, T> x, dy;
+    Angles<ROW_VECTOR<T>> angles;
     float rstd;
 };
 
 template <typename T>
 __device__ __forceinline__ void prefetch_row(const DsviRmsNormRopeArgs &args, int64_t sample, int64_t token,
-                                             const int (&pair)[ROW_CHANNELS / WIDTH<T>],
+                                             const int (&pair)[ROW_CHANNELS / ROW_VECTOR<T>],
                                              PrefetchedRow<T> &next)
 {
     int channels = (int)channels_of(args);
     int64_t row = sample * args.tokens + token;
-    load_raw<WIDTH<T>>((const T *)args.x + row * channels, channels, next.x);
-    load_raw<WIDTH<T>>((const T *)args.dy + row * channels, channels, next.dy);
+    load_raw<ROW_VECTOR<T>>((const T *)args.x + row * channels, channels, next.x);
+    load_raw<ROW_VECTOR<T>>((const T *)args.dy + row * channels, channels, next.dy);
     next.rstd = ((const float *)args.rstd)[row];
-    load_angles<WIDTH<T>>(args, token, pair, next.angles);
+    load_angles<ROW_VECTOR<T>>(args, token, pair, next.angles);
 }
 
 /* Backward kernel for rows that fit in registers. dx may be the same memory as dy: a thread has loaded its
  * channels of a row before it writes them. The threads that share a row write the sums of dweight and of dx
  * over the rows that they processed to partials, (part, 2, channels). */
-template <typename T>
+template <typename T, int N = ROW_VECTOR<T>>
 __global__ void __launch_bounds__(TWO_ROWS_THREADS)
     rms_norm_rope_bwd_kernel(const DsviRmsNormRopeArgs args, float *partials)
 {
-    constexpr int N = WIDTH<T>;
     /* the weight and the sum of dx, once for each row that the block processes at the same time */
     extern __shared__ __align__(16) float kept[];
     __shared__ float sums[2][WARP]; /* used for rows in turn, so that one barrier per row suffices */
@@ -396,7 +391,7 @@ template <typename T>
 static DsvStatus rms_norm_rope_bwd_of_type(DsviStream *stream, const DsviRmsNormRopeArgs *args)
 {
     int64_t rows = args->batch * args->tokens, channels = channels_of(*args);
-    if (row_fits(stream, channels, WIDTH<T>, TWO_ROWS_THREADS, kept_bytes(channels, 2)) &&
+    if (row_fits(stream, channels, ROW_VECTOR<T>, TWO_ROWS_THREADS, kept_bytes(channels, 2)) &&
         rms_norm_rope_aligned<T>(args) && aligned((const T *)args->dy, channels, 16) &&
         aligned((const T *)args->dx, channels, 16))
         return launch_rms_norm_rope_bwd<T>(stream, args);
