@@ -106,8 +106,9 @@ typedef struct DsvAttentionCall {
     DsvRows dq;         /**< (B, S, N, D), overwritten by the backward pass */
     DsvRows dk;         /**< (B, S, N, D), overwritten by the backward pass */
     DsvRows dv;         /**< (B, S, N, D), overwritten by the backward pass */
-    int64_t pass;       /**< Number of the pass through the model, from 1. Written by the forward pass. The
-                         * backward pass expects the number that its forward pass wrote; 0 is not checked */
+    int64_t pass;       /**< Number of the pass through the model, from 1; 0 without sparse attention, whose
+                         * passes run backward in any order. Written by the forward pass. The backward pass
+                         * expects the number that its forward pass wrote; 0 is not checked */
     bool recompute;     /**< forward pass only; true: activation checkpointing repeats a forward pass. The
                          * lists of the first time are used and nothing is measured */
     void *stream;       /**< GPU: the cudaStream_t on which the work is enqueued; NULL: the default stream.

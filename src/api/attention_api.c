@@ -296,7 +296,7 @@ static DsvStatus forward_locked(DsvAttention *a, int64_t block, DsvAttentionCall
         a->next_block = block + 1;
     }
     DSVI_TRY(dsvi_sparse_forward(a->sparse, block, &pass));
-    call->pass = a->pass;
+    call->pass = a->config.sparse_enabled ? a->pass : 0;
     return DSV_OK;
 }
 

@@ -457,6 +457,9 @@ static void test_no_lists_without_sparse(void **state)
     DsvAttentionCall call = call_of(&others[1]);
     call.pass = 1; /* dense passes can run backward in any order */
     assert_ok(dsv_attention_backward(o.attention, 1, &call));
+    call = call_of(&tensors[0]);
+    assert_ok(dsv_attention_forward(o.attention, 0, &call));
+    assert_int_equal(call.pass, 0);
     close_all(&o);
 }
 

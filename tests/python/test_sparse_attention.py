@@ -173,11 +173,17 @@ class Lists(unittest.TestCase):
         torch.library.opcheck(
             torch.ops.dsv.list_attention.default, (q, k, v, offsets, spans, 16, 8, 0.2)
         )
-        layer = dsv.torch.SparseAttention(1, enabled=False, threads=2)
+        block = torch.tensor(0)
+        dense = dsv.torch.SparseAttention(1, enabled=False, threads=2)
+        torch.library.opcheck(
+            torch.ops.dsv.attention.default, (q, k, v, None, block, dense._number, [1, 4, 8], 0.2, True)
+        )
+        layer = dsv.torch.SparseAttention(1, **QUICK)
         torch.library.opcheck(
             torch.ops.dsv.attention.default,
-            (q, k, v, None, torch.tensor(0), layer._number, [1, 4, 8], 0.2, True),
-            # the number of the pass differs from call to call; torch.compile is tested below
+            (q, k, v, None, block, layer._number, [1, 4, 8], 0.2, True),
+            # the fourth check compares two calls, but over lists each call is a step with another number;
+            # torch.compile is tested below
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )
 
