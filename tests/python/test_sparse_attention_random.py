@@ -81,8 +81,8 @@ class Case:
     def run(self):
         if self.over_lists:
             return dsv.torch.list_attention(*self.tensors, **self.lists)[0]
-        layer = dsv.torch.SparseAttention(1, enabled=False, threads=2)
-        return layer(*self.tensors, block=0, grid=self.grid)
+        self.layer = dsv.torch.SparseAttention(1, enabled=False, threads=2)  # the backward pass needs it
+        return self.layer(*self.tensors, block=0, grid=self.grid)
 
     def __str__(self):
         shape = (self.batch, self.tokens, self.keys, self.heads, self.dim)
@@ -95,25 +95,47 @@ def distance(found, wanted, floor):
     return difference / max(wanted.detach().double().norm().item(), floor)
 
 
+def with_gradients(attend, tensors, dout):
+    """The output of attention and the gradients of its inputs."""
+    out = attend(*tensors)
+    return [out, *torch.autograd.grad(out, tensors, dout)]
+
+
+def flash(q, k, v, mask):
+    """PyTorch's attention with probabilities rounded to the dtype of v before the product with v, as in
+    dsv. PyTorch itself takes another backend for some strides, which computes BF16 in F32."""
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        return cpu.sdpa(*(x.contiguous() for x in (q, k, v)), mask)
+
+
 class Shapes(unittest.TestCase):
     def test_random_calls_equal_sdpa(self):
+        errors = []  # of BF16: dsv's and PyTorch's, each of out, dq, dk, dv
         for number in range(CASES):
             case = Case(number)
+            mask = case.mask()
             exact = [x.detach().double().requires_grad_() for x in case.tensors]
-            truth = cpu.sdpa(*exact, case.mask())
-            same = cpu.sdpa(*case.tensors, case.mask())
-            out = case.run()
-            wanted = [truth, *torch.autograd.grad(truth, exact, case.dout.double())]
-            theirs = [same, *torch.autograd.grad(same, case.tensors, case.dout)]
-            found = [out, *torch.autograd.grad(out, case.tensors, case.dout)]
+            wanted = with_gradients(lambda *x: cpu.sdpa(*x, mask), exact, case.dout.double())
+            found = with_gradients(lambda *_: case.run(), case.tensors, case.dout)
             largest = max(x.detach().norm().item() for x in wanted)
-            for name, mine, other, right in zip(("out", "dq", "dk", "dv"), found, theirs, wanted):
-                off = distance(mine, right, 0.05 * largest)
-                # F64 and F32: rounding of sums; BF16: the error of PyTorch's own attention
-                bound = {torch.float64: 1e-12, torch.float32: 2e-6}.get(case.dtype)
-                bound = bound or 1.5 * distance(other, right, 0.05 * largest) + 1e-3
-                self.assertLess(off, bound, f"case {number}, {name}: {case}")
+            off = [distance(mine, right, 0.05 * largest) for mine, right in zip(found, wanted)]
+            if case.dtype == torch.bfloat16:
+                theirs = with_gradients(lambda *x: flash(*x, mask), case.tensors, case.dout)
+                other = [distance(x, right, 0.05 * largest) for x, right in zip(theirs, wanted)]
+                errors.append((off, other))
+                bounds = [1.25 * x for x in other]  # of one case; the bound of their mean is below
+            elif case.dtype == torch.float32:
+                # Over few keys dq and dk are sums of differences that nearly cancel: 1.3e-6 in case 42 with 3
+                # keys, 5e-7 at most in all other cases.
+                few = 2e-6 if case.keys <= 4 else 1e-6
+                bounds = (1e-6, few, few, 1e-6)
+            else:
+                bounds = (1e-12,) * 4
+            for name, mine, error, bound in zip(("out", "dq", "dk", "dv"), found, off, bounds):
+                self.assertLessEqual(error, bound, f"case {number}, {name}: {case}")
                 self.assertEqual(mine.dtype, case.dtype)
+        mine, theirs = torch.tensor(errors).mean(0)
+        self.assertTrue((mine <= 1.02 * theirs).all(), f"mean errors of BF16: {mine}, PyTorch's {theirs}")
 
 
 def wrong_lists(chance, q, k):
