@@ -14,7 +14,9 @@ WORKDIR /dsv
 COPY tools/deps.sh tools/deps.txt tools/
 RUN tools/deps.sh
 COPY . .
-RUN make install PRESET=cpu PREFIX=/opt/dsv
+RUN cmake --preset cpu -DDSV_TESTS=OFF \
+    && cmake --build --preset cpu \
+    && cmake --install build/cpu --prefix /opt/dsv
 
 FROM debian:12-slim
 # hadolint ignore=DL3008

@@ -33,7 +33,9 @@ RUN tools/deps.sh
 COPY --from=cuda /usr/local/cuda-${CUDA} /usr/local/cuda
 COPY --from=cuda /cudnn /usr/local/cuda
 COPY . .
-RUN make install PRESET=cuda PREFIX=/opt/dsv
+RUN CUDACXX=/usr/local/cuda/bin/nvcc cmake --preset cuda -DDSV_TESTS=OFF \
+    && cmake --build --preset cuda \
+    && cmake --install build/cuda --prefix /opt/dsv
 
 FROM debian:12-slim
 # hadolint ignore=DL3008
