@@ -26,6 +26,9 @@ apt-get -qq $options source --download-only ffmpeg
 tar -xf ffmpeg_*.orig.tar.xz
 cd ffmpeg-*/
 
+# hypot as glibc 2.2.5 has it: of all functions in a wheel only this one would need a glibc later than 2.34.
+echo '__asm__(".symver hypot,hypot@GLIBC_2.2.5");' >"$work/hypot.h"
+
 decoders=h264,hevc,mpeg1video,mpeg2video,mpeg4,msmpeg4v2,msmpeg4v3,h263,flv,vp8,vp9,libdav1d,mjpeg,png
 ./configure --prefix="$folder" --enable-shared --disable-static --disable-programs --disable-doc \
     --disable-autodetect --disable-network --disable-avdevice --disable-avfilter --disable-swresample \
@@ -36,7 +39,7 @@ decoders=h264,hevc,mpeg1video,mpeg2video,mpeg4,msmpeg4v2,msmpeg4v3,h263,flv,vp8,
     --enable-demuxer=image2,image_png_pipe,image_jpeg_pipe \
     --enable-parser=h264,hevc,mpeg4video,mpegvideo,vp8,vp9,av1,mjpeg,png,vc1,gif \
     --enable-bsf=extract_extradata,h264_mp4toannexb,hevc_mp4toannexb,vp9_superframe \
-    --enable-protocol=file,pipe \
+    --enable-protocol=file,pipe --extra-cflags="-include $work/hypot.h" \
     >"$work/configure.log" || { tail -20 "$work/configure.log"; exit 1; }
 grep -q '^License: LGPL version 2.1 or later' "$work/configure.log" || {
     echo "build_ffmpeg.sh: FFmpeg is not under the LGPL 2.1:"
