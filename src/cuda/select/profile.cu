@@ -23,12 +23,19 @@
 #include "cuda/common/cuda.h"
 #include "cuda/select/sampled_scores.cuh"
 
+/* Thread blocks of profile_kernel that a multiprocessor holds at the same time: of the GPUs that are compiled
+ * for, those of compute capability 8.0, 9.0 and 10.0 hold 2048 threads, all others 1536. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ != 900 && __CUDA_ARCH__ != 1000
+#define PROFILE_BLOCKS 1
+#else
+#define PROFILE_BLOCKS 2
+#endif
+
 namespace {
 
 enum {
     PROFILE_THREADS = 1024,
     PROFILE_WARPS = PROFILE_THREADS / WARP,
-    PROFILE_BLOCKS = 2, /* thread blocks that a multiprocessor holds at the same time */
     SCORES_AT_ONCE = 8, /* scores whose loads a thread has in flight */
     BINS = 4096,
     BINS_EACH = BINS / PROFILE_THREADS, /* number of histogram bins that one thread sums */
