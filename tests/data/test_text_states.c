@@ -137,7 +137,7 @@ static void a_data_set_reads_the_states_of_its_captions(void **state)
     assert_int_equal(dsvi_dataset_sample_in(d, &settings, 0, 1).caption, -1);
     assert_ok(dsvi_dataset_text_states(d, 1, -1, ROWS, read, &count));
     assert_int_equal(count, 1);
-    d->text.folder[0] = 0;
+    d->sources[0].text.folder[0] = 0;
     assert_fails(DSV_E_NOT_FOUND, "no text states", dsvi_dataset_text_states(d, 0, 0, ROWS, read, &count));
     dsvi_dataset_close(&d);
 }
