@@ -25,6 +25,11 @@ QUICK = {
     "group": 16,
     "chunk": 16,
     "rank": 8,
+    "order": "tube",
+    "grain": 1,
+    "tail": "none",
+    "target_mass": 0.9,
+    "target_density": 0.2,
     "min_mass": 0.05,
     "min_head_mass": 0,
     "threads": 2,
@@ -160,6 +165,30 @@ class Lists(unittest.TestCase):
             self.assertTrue(torch.equal(alone, out))
             scores = (exact[0].transpose(1, 2) @ exact[1].permute(0, 2, 3, 1)) / math.sqrt(32)
             self.assertLess(error(lse, scores.masked_fill(~mask, -math.inf).logsumexp(-1)), 1e-6)
+
+    def test_a_tail_of_every_query_is_dense_attention(self):
+        """The default rule's tail stands in for the keys outside the lists. With a chunk of one query it is
+        exact, whatever the lists hold."""
+        layer = dsv.torch.SparseAttention(1, threads=2, measure_cost=False, tail_chunk=1)
+        layer.force()
+        q, k, v = inputs()
+        out = layer(q, k, v, block=0, grid=GRID)
+        self.assertLess(len(layer.lists(0)["spans"]), 0.5 * 2 * 2 * (TOKENS / 64) * (TOKENS / 8))
+        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        expected = sdpa(*exact)
+        self.assertLess(error(out, expected), 1e-6)
+        for found, wanted in zip(gradients(out, (q, k, v)), gradients(expected, exact)):
+            self.assertLess(error(found, wanted), 1e-6)
+
+    def test_the_output_error_is_told(self):
+        layer = dsv.torch.SparseAttention(1, **QUICK | {"tail": "query", "max_error": 100})
+        for step in range(2):
+            q, k, v = inputs(seed=step)
+            gradients(layer(q, k, v, block=0, grid=GRID), (q, k, v))
+        found = layer.statistics()
+        self.assertEqual(found["sparse_blocks"], 1, found["decisions"])
+        self.assertGreater(found["output_error"], 0)
+        self.assertAlmostEqual(found["per_block"][0]["output_error"], found["output_error"])
 
     def test_gradcheck_over_given_lists(self):
         q, k, v = inputs(batch=1, tokens=20, heads=1, dtype=torch.float64)
