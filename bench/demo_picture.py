@@ -77,7 +77,7 @@ def main(run, out):
     axes.set_ylim(0)
     axes = figure.add_subplot(grid[0, 1], title="keys attended / all keys", ylim=(0, 1.05))
     axes.plot(x, [step["density"] for step in steps], color="tab:blue")
-    axes = figure.add_subplot(grid[0, 2], title="output error of lists and tail", ylim=(0, 1.05))
+    axes = figure.add_subplot(grid[0, 2], title="output error", ylim=(0, 1.05))
     for block in sorted({b["block"] for b in blocks}):
         own = [b for b in blocks if b["block"] == block and b["output_error"] is not None]
         axes.plot([b["step"] for b in own], [b["output_error"] for b in own], label=f"block {block}")

@@ -122,7 +122,10 @@ static void print_summary(const DsvConfig *config, const DsvTrainSummary *summar
         cli_print_result("%s: nothing to do after step %" PRId64, config->output_dir, summary->last_step);
     if (!isnan(summary->last_loss))
         print_losses(summary);
-    if (summary->sparse_blocks > 0 && summary->output_error > 0)
+    if (summary->dense_finish)
+        print_row("sparse blocks", "none of %" PRId64 " since the dense finish began (sparse.dense_finish)",
+                  summary->blocks);
+    else if (summary->sparse_blocks > 0 && summary->output_error > 0)
         print_row("sparse blocks", "%" PRId64 " of %" PRId64 ", with an output error of %.3f",
                   summary->sparse_blocks, summary->blocks, summary->output_error);
     else if (summary->sparse_blocks > 0)

@@ -71,10 +71,16 @@ static void add_rate(Pieces *pieces, double tokens_per_s)
 
 static void add_sparsity(Pieces *pieces, const DsvProgress *p)
 {
+    if (p->dense_finish) {
+        add_line_piece(pieces, 70, "dense finish");
+        return;
+    }
     add_line_piece(pieces, 70, "sparse %" PRId64 "/%" PRId64, p->sparse_blocks, p->blocks);
     add_line_piece(pieces, 50, "density %.2f", p->density);
     if (p->output_error > 0) /* with a tail captured mass says little */
         add_line_piece(pieces, 65, "error %.2f", p->output_error);
+    else if (isnan(p->output_error))
+        add_line_piece(pieces, 65, "error   --");
     else if (isnan(p->captured_mass))
         add_line_piece(pieces, 65, "mass   --");
     else

@@ -39,6 +39,7 @@ typedef struct DsvProgress {
      * over sparse blocks; NaN while no block is sparse; 0 without a tail. */
     double output_error;
     uint64_t memory_bytes; /**< memory in use: resident memory on the CPU, device memory on a GPU */
+    bool dense_finish;     /**< training: all blocks attend densely, because the dense finish has begun */
 } DsvProgress;
 
 /** The callbacks of a program. Each may be NULL. They come from the thread that made the call, between

@@ -3,6 +3,8 @@
 #ifndef DSV_TRAIN_H
 #define DSV_TRAIN_H
 
+#include <stdbool.h>
+
 #include "dsv/config.h"
 #include "dsv/events.h"
 #include "dsv/status.h"
@@ -24,6 +26,7 @@ typedef struct DsvTrainSummary {
                               blocks; NaN if none */
     double output_error; /**< with a tail: relative error of attention's output over lists and tail, mean over
                             sparse blocks; NaN if none; 0 without a tail */
+    bool dense_finish;   /**< the run ended in its dense finish, in which all blocks attend densely */
     char checkpoint[DSV_TEXT_MAX]; /**< path of the newest checkpoint, or "" */
     char sample[DSV_TEXT_MAX];     /**< path of the newest sampled clip, or "" */
 } DsvTrainSummary;

@@ -374,6 +374,7 @@ static DsvStatus summarise(DsviRun *run)
     summary->sparse_blocks = sparse.sparse_blocks;
     summary->blocks = sparse.blocks;
     summary->captured_mass = sparse.captured_mass;
+    summary->dense_finish = dsvi_sparse_finishing(run->trainer->sparse);
     summary->output_error = dsvi_sparse_has_tail(run->trainer->settings) ? sparse.output_error : 0;
     summary->seconds = dsvi_clock_seconds() - run->start;
     return DSV_OK;

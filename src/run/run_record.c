@@ -279,6 +279,7 @@ static void run_record_progress(DsviRunRecord *r, const DsviMetricsStep *m, doub
         .blocks = t->config.num_layers,
         .captured_mass = m->captured_mass,
         .output_error = dsvi_sparse_has_tail(t->settings) ? m->output_error : 0,
+        .dense_finish = dsvi_sparse_finishing(t->sparse),
         .memory_bytes = m->memory_bytes,
     };
     if (r->events->progress)

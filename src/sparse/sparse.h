@@ -162,6 +162,8 @@ typedef void DsviSparseLog(void *context, const char *line);
 /* Called with a block's tensors before its forward pass attends. A failure ends the forward pass. */
 typedef DsvStatus DsviSparseWatch(void *context, int64_t block, const DsviAttentionCall *args);
 
+/* Returns whether the dense finish has begun, in which all blocks attend densely. */
+bool dsvi_sparse_finishing(const DsviSparse *sparse);
 /* Return whether the options ask for a tail, and the tail that they name. */
 bool dsvi_sparse_has_tail(const DsvConfig *settings);
 DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings);

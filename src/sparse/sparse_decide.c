@@ -53,6 +53,11 @@ bool dsvi_sparse_finish_begin(DsviSparse *s, int64_t step)
     return step == first;
 }
 
+bool dsvi_sparse_finishing(const DsviSparse *s)
+{
+    return s->record.finishing[0];
+}
+
 static double capacity_density(const DsviSparseBlock *b)
 {
     return (double)b->lists.capacity / (double)(dsvi_lists_count(&b->lists) * dsvi_lists_full(&b->lists));

@@ -81,6 +81,12 @@ static void test_numbers(void **unused)
                       .captured_mass = NAN,
                       .seconds_left = NAN};
     assert_line(p, 100, "step 1/2  loss nan   100 ms      0 tok/s  sparse 0/2  density 1.00  mass   --");
+    p.output_error = NAN;
+    assert_line(p, 100, "step 1/2  loss nan   100 ms      0 tok/s  sparse 0/2  density 1.00  error   --");
+    p.output_error = 0.625;
+    assert_line(p, 100, "step 1/2  loss nan   100 ms      0 tok/s  sparse 0/2  density 1.00  error 0.62");
+    p.dense_finish = true;
+    assert_line(p, 100, "step 1/2  loss nan   100 ms      0 tok/s  dense finish");
 }
 
 /* Work other than training shows a count and a time. */
