@@ -72,7 +72,7 @@ static DsvStatus sparse_check(const DsvConfig *settings, const DsviSparseShape *
     return DSV_OK;
 }
 
-void dsvi_sparse_restart(DsviSparse *s)
+void dsvi_sparse_forget_measured(DsviSparse *s)
 {
     DsviSparseRecord *r = &s->record;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
@@ -86,7 +86,12 @@ void dsvi_sparse_restart(DsviSparse *s)
         r->head_captured[i] = r->head_share90[i] = r->head_listed[i] = r->head_error[i] = NAN;
     r->measured_step[0] = 0;
     r->finishing[0] = 0;
-    r->break_even[0] = 1;
+}
+
+void dsvi_sparse_restart(DsviSparse *s)
+{
+    dsvi_sparse_forget_measured(s);
+    s->record.break_even[0] = 1;
     if (s->selector && !s->borrows)
         dsvi_selector_forget(s->selector);
 }

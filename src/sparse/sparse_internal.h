@@ -316,6 +316,16 @@ void dsvi_sparse_decide(DsviSparse *sparse);
 /* Passes a line to the log, unless the line is empty. */
 void dsvi_sparse_log_line(const DsviSparse *sparse, const char *line);
 
+static inline size_t dsvi_sparse_max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- sparse.c ---- */
+
+/* Forgets measurements and decisions about blocks, as before the first step. */
+void dsvi_sparse_forget_measured(DsviSparse *sparse);
+
 /* ---- sparse_tail.c ---- */
 
 /* Fails if attention cannot have the tail that the options name, on the ranks of `cp` (NULL: no other ranks).

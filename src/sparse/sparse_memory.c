@@ -277,11 +277,6 @@ DsvStatus dsvi_sparse_allocate_host(DsviSparse *s)
 
 /* ---- device memory ---- */
 
-static size_t sparse_max_size(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 /* Returns the bytes of workspace for attention over lists and its tail, with the queries and heads in `view`
  * and `keys` keys. */
 static size_t list_workspace(const DsviSparse *s, const DsviSparseView *view, int64_t keys)
@@ -304,7 +299,7 @@ static size_t dense_workspace(const DsviSparse *s, const DsviSparseView *view)
     size_t forward = DSVI_OP_WORKSPACE(ops->attention_fwd, stream, &args);
     if (!s->shape.backward)
         return forward;
-    return sparse_max_size(forward, DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args));
+    return dsvi_sparse_max_size(forward, DSVI_OP_WORKSPACE(ops->attention_bwd, stream, &args));
 }
 
 /* Returns the bytes of workspace for attention over near lists (keys that this rank owns), and over far
@@ -319,7 +314,7 @@ static size_t divided_workspace(const DsviSparse *s, const DsviSparseView *view)
     for (int64_t i = 1; i <= DSVI_ROWS_WIDTHS; i++) {
         int64_t width = dsvi_rows_width(far_spans, i);
         int64_t keys = dsvi_rows_keys(width, grain, s->shape.tokens, ends_far);
-        max = sparse_max_size(max, list_workspace(s, view, keys));
+        max = dsvi_sparse_max_size(max, list_workspace(s, view, keys));
     }
     return max;
 }
@@ -334,7 +329,7 @@ static size_t row_workspace(const DsviSparse *s, const DsviSparseView *view, int
     for (int64_t r = 0; r < ranks; r += head_ranks) {
         int64_t keys = bound[r + head_ranks] - bound[r];
         if (keys != before)
-            max = sparse_max_size(max, list_workspace(s, view, keys));
+            max = dsvi_sparse_max_size(max, list_workspace(s, view, keys));
         before = keys;
     }
     return max;
@@ -348,12 +343,12 @@ static size_t view_workspace(const DsviSparse *s, const DsviSparseView *view, in
     size_t max = s->cp ? 0 : dense_workspace(s, view);
     if (!s->selector)
         return max;
-    max = sparse_max_size(max, dsvi_sparse_select_workspace(s, view));
-    max = sparse_max_size(max, dsvi_sparse_profile_workspace(s, view));
+    max = dsvi_sparse_max_size(max, dsvi_sparse_select_workspace(s, view));
+    max = dsvi_sparse_max_size(max, dsvi_sparse_profile_workspace(s, view));
     if (view->divided && s->tail.chunk > 0)
-        return sparse_max_size(max, row_workspace(s, view, head_ranks));
-    return sparse_max_size(max, view->divided ? divided_workspace(s, view)
-                                              : list_workspace(s, view, s->shape.tokens));
+        return dsvi_sparse_max_size(max, row_workspace(s, view, head_ranks));
+    return dsvi_sparse_max_size(max, view->divided ? divided_workspace(s, view)
+                                                   : list_workspace(s, view, s->shape.tokens));
 }
 
 /* Returns the largest view_workspace over all kinds of parallel plans and all numbers of heads: an op may
@@ -365,7 +360,7 @@ static size_t max_workspace(const DsviSparse *s)
     for (int64_t i = 0; largest_part(s, i, &part); i++)
         for (int64_t heads = s->cp ? 1 : part.heads; heads <= part.heads; heads++) {
             const DsviSparseView view = {part.first, part.tokens, heads, NULL, part.sequence_ranks > 1};
-            max = sparse_max_size(max, view_workspace(s, &view, part.head_ranks));
+            max = dsvi_sparse_max_size(max, view_workspace(s, &view, part.head_ranks));
         }
     return max;
 }
@@ -468,8 +463,8 @@ static void layout_features(DsviSparse *s, const DsviCpLimits *part, DsviArena *
                                          sizeof(float));
     room->features = dsvi_arena_take(
         arena, DSVI_MEM_SCRATCH,
-        sparse_max_size(dsvi_features_exchange_bytes(s->cp, part->head_ranks, &of_proxies),
-                        dsvi_features_exchange_bytes(s->cp, part->head_ranks, &of_candidates)));
+        dsvi_sparse_max_size(dsvi_features_exchange_bytes(s->cp, part->head_ranks, &of_proxies),
+                             dsvi_features_exchange_bytes(s->cp, part->head_ranks, &of_candidates)));
 }
 
 static void layout_far(DsviSparse *s, const DsviCpLimits *part, DsviArena *arena)
@@ -521,12 +516,12 @@ static void carve_shared(DsviSparse *s, DsviArena *arena)
     DsviCpLimits part;
     s->shared_bytes = dsvi_cp_attend_bytes(s->cp, &dense, false);
     if (s->shape.backward)
-        s->shared_bytes = sparse_max_size(s->shared_bytes, dsvi_cp_attend_bytes(s->cp, &dense, true));
+        s->shared_bytes = dsvi_sparse_max_size(s->shared_bytes, dsvi_cp_attend_bytes(s->cp, &dense, true));
     for (int64_t i = 0; largest_part(s, i, &part); i++) {
         DsviArena room;
         dsvi_arena_plan(&room);
         layout_room_for(s, &part, &room);
-        s->shared_bytes = sparse_max_size(s->shared_bytes, room.used);
+        s->shared_bytes = dsvi_sparse_max_size(s->shared_bytes, room.used);
     }
     s->shared = dsvi_arena_take(arena, DSVI_MEM_SCRATCH, s->shared_bytes);
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/fs.h"
 #include "sparse/sparse_internal.h"
 
 /* name of the stored running means of the output error, which files of earlier versions lack */
@@ -40,13 +41,24 @@ static void list_state(const DsviSparse *s, bool selector, DsviStateList *list)
         dsvi_selector_state(s->selector, list);
 }
 
+/* Name and text of the rule that makes the lists, which a state file has as metadata since lists have a tail.
+ * Measurements and decisions hold for this rule only. */
+enum { RULE_BYTES = 96 };
+#define RULE_KEY "rule"
+
+static void describe_rule(const DsviSparse *s, char text[RULE_BYTES])
+{
+    snprintf(text, RULE_BYTES, "sparse.order=%s sparse.grain=%" PRId64 " sparse.tail=%s",
+             s->settings.sparse_order, s->settings.sparse_grain, s->settings.sparse_tail);
+}
+
 /* Properties (selector, sizes) in which a state file must agree with the layer that loads it; stored in the
  * file as text metadata. */
 enum { TRAITS = 5, TRAIT_BYTES = 32 };
 
 typedef struct Traits {
-    char text[TRAITS][TRAIT_BYTES];
-    const char *pair[TRAITS][2];
+    char text[TRAITS][TRAIT_BYTES], rule[RULE_BYTES];
+    const char *pair[TRAITS + 1][2]; /* the last is the rule, in which a file may differ */
 } Traits;
 
 static void sparse_state_describe(const DsviSparse *s, Traits *traits)
@@ -65,6 +77,9 @@ static void sparse_state_describe(const DsviSparse *s, Traits *traits)
         traits->pair[i][1] = traits->text[i];
     }
     snprintf(traits->text[0], TRAIT_BYTES, "%s", s->selector ? s->selector->type->name : "none");
+    describe_rule(s, traits->rule);
+    traits->pair[TRAITS][0] = RULE_KEY;
+    traits->pair[TRAITS][1] = traits->rule;
 }
 
 DsvStatus dsvi_sparse_save(DsviSparse *s, const char *path)
@@ -74,7 +89,8 @@ DsvStatus dsvi_sparse_save(DsviSparse *s, const char *path)
     sparse_state_describe(s, &traits);
     if (s->selector)
         list_state(s, !s->borrows, &list);
-    return dsvi_state_write(s->backend->device, &list, path, (const char *const(*)[2])traits.pair, TRAITS);
+    return dsvi_state_write(s->backend->device, &list, path, (const char *const(*)[2])traits.pair,
+                            TRAITS + 1);
 }
 
 static DsvStatus sparse_state_compare(const DsviSafetensors *file, const Traits *expected)
@@ -114,7 +130,7 @@ static void log_finish(const DsviSparse *s)
 {
     char line[160];
     snprintf(line, sizeof line,
-             "training stopped in its dense finish, in which all blocks attend densely "
+             "the checkpoint is from the dense finish of its training, in which all blocks attend densely "
              "(sparse.dense_finish=%g)",
              s->settings.sparse_dense_finish);
     if (s->record.finishing[0])
@@ -127,6 +143,23 @@ static DsvStatus sparse_state_restored(DsviSparse *s)
         s->record.sparse[block] = s->record.sparse[block] != 0;
     s->record.finishing[0] = s->record.finishing[0] != 0 && s->settings.sparse_dense_finish > 0;
     return s->borrows ? DSV_OK : dsvi_selector_restored(s->selector);
+}
+
+/* If the file was written with lists of another rule, forgets its measurements and decisions, and keeps what
+ * the selector has learned. */
+static void forget_other_rule(DsviSparse *s, const DsviSafetensors *file)
+{
+    char line[DSVI_PATH_MAX + 320], own[RULE_BYTES];
+    const char *found = dsvi_safetensors_metadata(file, RULE_KEY);
+    describe_rule(s, own);
+    if (!found || strcmp(found, own) == 0)
+        return;
+    dsvi_sparse_forget_measured(s);
+    snprintf(line, sizeof line,
+             "%s: measurements and decisions about blocks are not used, because they are of lists with "
+             "%.96s, and these have %s",
+             dsvi_safetensors_path(file), found, own);
+    dsvi_sparse_log_line(s, line);
 }
 
 /* Marks the output errors as not measured: the file that was loaded lacks them. */
@@ -169,6 +202,7 @@ DsvStatus dsvi_sparse_load(DsviSparse *s, const char *path)
     DSVI_TRY_GOTO(status, dsvi_state_read(s->backend->device, &list, file), done);
     if (!dsvi_safetensors_find(file, ERROR_ITEM))
         forget_errors(s);
+    forget_other_rule(s, file);
     DSVI_TRY_GOTO(status, sparse_state_restored(s), done);
     log_break_even(s);
     log_finish(s);

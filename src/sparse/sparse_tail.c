@@ -74,11 +74,6 @@ static DsviAttentionTailArgs tail_args(const DsviSparse *s, const DsviAttentionA
         .attention = *lists, .chunk = s->tail.chunk, .run = s->tail.run, .tail_lse = tail_lse};
 }
 
-static size_t sparse_tail_larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 size_t dsvi_sparse_args_workspace(const DsviSparse *s, const DsviAttentionArgs *args)
 {
     const DsviOps *ops = &s->backend->ops;
@@ -87,13 +82,13 @@ size_t dsvi_sparse_args_workspace(const DsviSparse *s, const DsviAttentionArgs *
     bool has_tail = s->tail.chunk > 0;
     size_t forward = DSVI_OP_WORKSPACE(ops->attention_list_fwd, stream, args);
     if (has_tail)
-        forward = sparse_tail_larger(forward, DSVI_OP_WORKSPACE(ops->attention_tail_fwd, stream, &tail));
+        forward = dsvi_sparse_max_size(forward, DSVI_OP_WORKSPACE(ops->attention_tail_fwd, stream, &tail));
     if (!s->shape.backward)
         return forward;
     size_t backward = DSVI_OP_WORKSPACE(ops->attention_list_bwd, stream, args);
     if (has_tail)
-        backward = sparse_tail_larger(backward, DSVI_OP_WORKSPACE(ops->attention_tail_bwd, stream, &tail));
-    return sparse_tail_larger(forward, backward);
+        backward = dsvi_sparse_max_size(backward, DSVI_OP_WORKSPACE(ops->attention_tail_bwd, stream, &tail));
+    return dsvi_sparse_max_size(forward, backward);
 }
 
 static DsvStatus attend_with_tail(const DsviSparse *s, const DsviAttentionArgs *args, void *tail_lse)

@@ -362,10 +362,15 @@ static void test_dense_finish(void **state)
     dsvi_sparse_restart(sampling.sparse);
     assert_ok(dsvi_sparse_load(sampling.sparse, path));
     assert_false(dsvi_sparse_uses_lists(sampling.sparse, 0));
-    assert_int_equal(count_of(sampling.log, "training stopped in its dense finish"), 1);
+    assert_int_equal(count_of(sampling.log, "from the dense finish of its training"), 1);
     sampling.sparse->settings.sparse_dense_finish = 0;
     assert_ok(dsvi_sparse_load(sampling.sparse, path));
     assert_true(dsvi_sparse_uses_lists(sampling.sparse, 0));
+    snprintf(sampling.sparse->settings.sparse_tail, sizeof settings.sparse_tail, "none");
+    assert_ok(
+        dsvi_sparse_load(sampling.sparse, path)); /* decisions about lists of another rule are not used */
+    assert_false(dsvi_sparse_uses_lists(sampling.sparse, 0));
+    assert_int_equal(count_of(sampling.log, "measurements and decisions about blocks are not used"), 1);
     assert_ok(dsvi_sparse_load(longer.sparse, path));
     for (int64_t step = 11; step <= 15; step++) {
         rig_fill(&longer, (uint64_t)step, 0);
