@@ -81,7 +81,10 @@ DsvStatus dsvi_data_sources_parse(const char *text, DsviDataSource *sources, int
         size_t length = strcspn(at, ",");
         if (*count == DSVI_DATA_SOURCES_MAX)
             return DSVI_FAIL(DSV_E_USAGE, "%.64s...: more than %d sources", text, DSVI_DATA_SOURCES_MAX);
-        snprintf(part, sizeof part, "%.*s", (int)length, at);
+        size_t end = length;
+        while (end > 0 && at[end - 1] == ' ')
+            end--;
+        snprintf(part, sizeof part, "%.*s", (int)end, at);
         DSVI_TRY(read_part(part, &sources[*count]));
         at = at[length] ? at + length + 1 : NULL;
     }

@@ -17,8 +17,10 @@ static DsvStatus divide_by_source(const DsviDataset *d, double *weights)
         sum[d->items[i].from] += weights[i] * (double)d->items[i].windows;
     for (int64_t from = 0; from < d->source_count; from++)
         if (sum[from] == 0)
-            return DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no clip of it fits data.buckets, and its weight is %g",
-                             d->sources[from].named.path, d->sources[from].named.weight);
+            return DSVI_FAIL(
+                DSV_E_NOT_FOUND,
+                "%s: none of its clips can be used, and its weight is %g (the log names the reasons)",
+                d->sources[from].named.path, d->sources[from].named.weight);
     for (int64_t i = 0; i < d->count; i++)
         weights[i] *= d->sources[d->items[i].from].named.weight / sum[d->items[i].from];
     return DSV_OK;

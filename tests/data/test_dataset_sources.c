@@ -224,7 +224,7 @@ static void sources_that_cannot_be_mixed_are_refused(void **state)
     make_ramp(scratch_path("empty/wide.mp4"), 2, 32, 64, 16);
     snprintf(settings.data_buckets, sizeof settings.data_buckets, "4x32x32");
     assert_ok(dsvi_dataset_open(paths("@one:0.5,@empty:0.5"), &settings, &d));
-    assert_fails(DSV_E_NOT_FOUND, "/empty: no clip of it fits data.buckets, and its weight is 0.5",
+    assert_fails(DSV_E_NOT_FOUND, "/empty: none of its clips can be used, and its weight is 0.5",
                  dsvi_dataset_assign(d, &settings, &STEPS, true));
     dsvi_dataset_close(&d);
 }
