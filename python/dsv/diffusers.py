@@ -1,6 +1,6 @@
 """Sparse self-attention for the Wan transformer of diffusers.
 
-sparse = dsv.diffusers.use_sparse_attention(transformer, target_density=0.1)
+sparse = dsv.diffusers.use_sparse_attention(transformer)
 ...                                   # train or sample as before
 sparse.statistics()                   # what was measured and decided
 sparse.remove()                       # the transformer is as it was

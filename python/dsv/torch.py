@@ -1,6 +1,6 @@
 """Sparse self-attention for models in PyTorch.
 
-    sparse = dsv.torch.SparseAttention(blocks=30, target_density=0.1)
+    sparse = dsv.torch.SparseAttention(blocks=30)
     order, inverse = sparse.order((frames, rows, columns), device)     # once, at the model's entry
     out = sparse(q, k, v, block=i, grid=(frames, rows, columns))       # in block i; q, k, v (B, S, N, D)
 

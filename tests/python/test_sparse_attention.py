@@ -325,6 +325,16 @@ class Options(unittest.TestCase):
             self.assertEqual(layer.lists(0) is None, step < 2, f"step {step + 1}")
 
 
+    def test_a_dense_finish_needs_the_number_of_steps(self):
+        with self.assertRaisesRegex(ValueError, "max_train_steps"):
+            dsv.torch.SparseAttention(1, dense_finish=0.5)
+        layer = dsv.torch.SparseAttention(1, **QUICK, dense_finish=0.5, max_train_steps=4)
+        for step in range(4):
+            q, k, v = inputs(seed=step)
+            gradients(layer(q, k, v, block=0, grid=GRID), (q, k, v))
+            self.assertEqual(layer.lists(0) is None, step != 1, f"step {step + 1}")
+
+
 class Refused(unittest.TestCase):
     def refuse(self, kind, words, **changes):
         q, k, v = (x.detach() for x in inputs())
