@@ -58,11 +58,27 @@ const char *dsvi_notice_of_guidance(const DsvConfig *settings)
                : NULL;
 }
 
+/* The bounds on captured mass are read without a tail only. A bound that is not the default was chosen. */
+static void warn_about_bounds(const DsvConfig *settings, DsviSparseLog *warn, void *context)
+{
+    char line[LINE_BYTES];
+    DsvConfig usual;
+    dsv_config_defaults(&usual);
+    snprintf(line, sizeof line,
+             "sparse.min_mass and sparse.min_head_mass have no effect with sparse.tail=%s: blocks are sparse "
+             "by sparse.max_error and sparse.max_head_error",
+             settings->sparse_tail);
+    if (dsvi_sparse_has_tail(settings) && (settings->sparse_min_mass != usual.sparse_min_mass ||
+                                           settings->sparse_min_head_mass != usual.sparse_min_head_mass))
+        warn(context, line);
+}
+
 void dsvi_notices(const DsvConfig *settings, const DsviDataset *dataset, DsviSparseLog *log,
                   DsviSparseLog *warn, void *context)
 {
     bool samples = settings->validation_at_end || settings->validation_steps > 0;
     log_preset(settings, log, context);
+    warn_about_bounds(settings, warn, context);
     if (dataset)
         warn_about_captions(dataset, warn, context);
     /* without a data set, only the codec of published models shows that there will be text */

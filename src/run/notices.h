@@ -11,8 +11,8 @@ extern "C" {
 #endif
 
 /* Logs through `log` which model sizes differ from model.preset. Warns through `warn` if `dataset` (may
- * be NULL) has captions, or guidance_scale is set: both have no effect. `context` is passed to both
- * callbacks. */
+ * be NULL) has captions, guidance_scale is set, or bounds on captured mass are set beside a tail, where they
+ * have no effect. `context` is passed to both callbacks. */
 void dsvi_notices(const DsvConfig *settings, const DsviDataset *dataset, DsviSparseLog *log,
                   DsviSparseLog *warn, void *context);
 
