@@ -18,6 +18,8 @@ static void sparse_settings(DsvConfig *settings)
     settings->sparse_target_mass = 0.9;
     settings->sparse_target_density = 0.2;
     settings->sparse_dense_finish = 0;
+    settings->sparse_max_error = 0.35;
+    settings->sparse_max_head_error = 0.9;
     settings->sparse_warmup_steps = 5;
     settings->sparse_profile_every = 5;
     settings->sparse_refresh_every = 5;
