@@ -139,18 +139,28 @@ static void check_sample(const Windows *w, const DsvConfig *config, const char *
     free(sample);
 }
 
+/* Keeps how many blocks were sparse in the last step before the dense finish. */
+static void keep_sparse_blocks(void *context, const DsvProgress *progress)
+{
+    if (!progress->dense_finish)
+        *(int64_t *)context = progress->sparse_blocks;
+}
+
 static void train_and_check(const char *folder, const char *clips)
 {
     DsvConfig config;
     DsvTrainSummary summary;
+    int64_t sparse_blocks = 0;
+    const DsvEvents events = {.context = &sparse_blocks, .progress = keep_sparse_blocks};
     Windows windows = {0};
     dsv_config_defaults(&config);
     assert_ok(dsv_config_load(&config, DSV_SOURCE_DIR "/configs/demo.yaml"));
     snprintf(config.data_path, sizeof config.data_path, "%s", clips);
     snprintf(config.output_dir, sizeof config.output_dir, "%s/run", folder);
-    assert_ok(dsv_train(&config, NULL, &summary));
+    assert_ok(dsv_train(&config, &events, &summary));
     print_message("trained in %.0f s\n", summary.seconds);
-    assert_int_equal(summary.sparse_blocks, summary.blocks);
+    assert_int_equal(sparse_blocks, summary.blocks);
+    assert_true(summary.dense_finish);
 
     windows.frames = config.num_frames;
     windows.side = config.height;
