@@ -4,7 +4,7 @@
     learn_pack.py OUT ARCHIVE.tar.gz
 
 The archive holds study.json and for each run VARIANT/seed-K/validation.jsonl, and metrics.jsonl and
-blocks.jsonl with the figures that programs make tables of. Unpack the archives of several sessions into one
+blocks.jsonl with the figures that programs make tables of. Unpack the archives of several calls into one
 folder. A run counts as finished if validation.jsonl has the last step. Exits with status 1 if no run has
 finished. Needs only Python."""
 import io

@@ -12,7 +12,7 @@
 #     100m-16k a model of as many parameters with heads of 128, 16,384 tokens: the rule that learns best
 #     cpu      a tiny model on the CPU: shows that everything works
 # The clips are made by moving_shapes.py, so many that few windows are met twice. The same command continues a
-# stopped part as long as OUT is there. tail_table.py makes tables from the archives of several sessions.
+# stopped part as long as OUT is there. tail_table.py makes tables from the archives of several calls.
 # Needs dsv (DSV, default build/cuda/dsv), python3 (PYTHON) with numpy, and one or several GPUs (GPUS=0,1).
 set -eu
 [ $# -ge 3 ] || { echo "usage: tail.sh OUT SECONDS SEEDS [PART]" >&2; exit 2; }

@@ -5,7 +5,7 @@
 
 Prints two tables and writes them to DIR/study_wall_PART.md, and the figures of each seed to
 DIR/study_wall.csv (rows of other parts stay); DIR is `results` by default. Archives of one part hold
-different seeds and may have different numbers of steps, as each session measures the times of steps. A run is
+different seeds and may have different numbers of steps, as each call measures the times of steps. A run is
 compared with the dense run of its seed, which takes the same time; the tables give mean and standard
 deviation over seeds of these differences in per cent.
 
