@@ -49,8 +49,9 @@ static DsvStatus latent_index_malformed(const char *path, const char *what)
         path, what);
 }
 
-/* Compares the recorded options with those that are expected; sizes are not compared with data.buckets or if
- * the index has several. *usual becomes the size of the items without "size". */
+/* Checks that the recorded options are the expected ones. The size (frames, height, width) is not checked if
+ * data.buckets is set or if the index has windows of several sizes. Sets *usual to the size of the items that
+ * name none. */
 static DsvStatus check_options(const char *path, int version, const cJSON *stored, const DsvConfig *expected,
                                DsviClipSize *usual)
 {

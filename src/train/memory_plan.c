@@ -67,7 +67,8 @@ typedef struct SizePlans {
 typedef enum Waiting {
     NOTHING,
     STATE,
-    WEIGHTS, /* frozen ones beside a LoRA; otherwise those that are trained, with all state and gradients */
+    WEIGHTS, /* weights of blocks: beside a LoRA the frozen weights; without a LoRA the trained weights, with
+              * all optimizer state and gradients */
     WAITINGS
 } Waiting;
 
@@ -294,9 +295,10 @@ static size_t choose_plan(const SizePlans *plans, Row *row, int64_t size, size_t
     return taken;
 }
 
-/* Returns the seconds of both passes by which copies of lent weights, and of gradients to the host, are
- * longer than the work beside them: of the blocks from one lent block to the next, and of a block's backward
- * pass. */
+/* Returns the seconds of the forward and backward pass in which the device waits for copies. The weights of a
+ * lent block are copied while the blocks between two lent blocks compute, and the gradients of a block are
+ * copied to the host during the backward pass of the next block; what takes longer than that is waited for.
+ */
 static double exposed_copies(const Planner *p, const Row *row, const SizePlans *plans)
 {
     double layers = (double)p->t->config.num_layers, level = (double)row->level, link = p->t->speeds.link;
@@ -311,8 +313,8 @@ static double exposed_copies(const Planner *p, const Row *row, const SizePlans *
     return exposed + layers * fmax(0, (double)p->grads / link / layers - backward);
 }
 
-/* Returns the predicted seconds of a step. Copies of state and gradients for the update hide behind it, and
- * behind the backward pass if this updates. */
+/* Returns the predicted seconds of a step. State and gradients for the update are copied while it computes,
+ * and also during the backward pass if this pass updates. */
 static double predict(const Planner *p, const Row *row)
 {
     const DsviTrainer *t = p->t;

@@ -520,8 +520,7 @@ DsvStatus dsvi_zero_finish_grads(const DsviZero *z, int64_t bucket)
 DsvStatus dsvi_zero_grad_square(DsviZero *z, double *square)
 {
     for (int64_t b = 0; b < z->shard.buckets; b++)
-        if (!dsvi_zero_grads_wait(z, b) &&
-            !z->updates_in_pass) /* else computed before they were used or sent */
+        if (!dsvi_zero_grads_wait(z, b) && !z->updates_in_pass) /* else the backward pass has done it */
             DSVI_TRY(dsvi_zero_finish_grads(z, b));
     return add_squares(z, z->square, square);
 }

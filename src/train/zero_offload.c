@@ -190,12 +190,12 @@ DsvStatus dsvi_zero_state_end(DsviZero *z)
         return DSV_OK;
     z->uploaded = 0;
     DSVI_TRY(device->follow(state_uploads(z), device->downloads));
-    if (dsvi_zero_lends(
-            z)) { /* the next pass needs the link for weights first, and gradients are not known */
-        dsvi_zero_lend_end(z);
-        return device->follow(device->uploads, device->downloads);
-    }
-    return upload_first(z, DSVI_STATE_SLOTS);
+    if (!dsvi_zero_lends(z))
+        return upload_first(z, DSVI_STATE_SLOTS);
+    /* No state is uploaded yet: the next pass needs the link for weights first, and its gradients are
+     * uploaded with the state. */
+    dsvi_zero_lend_end(z);
+    return device->follow(device->uploads, device->downloads);
 }
 
 /* ---- access by the host ---- */

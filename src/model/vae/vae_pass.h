@@ -86,8 +86,8 @@ typedef struct DsviVaePass {
     int64_t latent_frames;   /* of the video */
     int64_t strip_rows;      /* rows of a strip at the end where strips are equal */
     int64_t chunk_frames;    /* latent frames of a chunk */
-    double products, tile_products; /* of convolutions, for one latent frame of all strips: those that count,
-                                     * and those that whole tiles compute */
+    double products;         /* multiplications that convolutions need, for one latent frame of all strips */
+    double tile_products; /* multiplications that their kernels do for it, because they compute whole tiles */
     DsviVaeEnd source, target;
 
     DsviVaeBound *bounds;               /* (count + 1) */
