@@ -27,7 +27,7 @@ static void a_folder_of_clips_becomes_a_lora(void **state)
     wan_settings(&settings, again);
     train(&settings, &heard);
     assert_non_null(strstr(heard.log, "4 windows: 0 encoded, 4 kept"));
-    same_file(folder, again, "lora.safetensors");
+    same_in_checkpoint(folder, again, 10, "lora.safetensors");
     snprintf(lora, sizeof lora, "%s/checkpoint-10/lora.safetensors", folder);
     set(&settings, "num_inference_steps", "2");
     dsv_sample_args_defaults(&args);
@@ -219,9 +219,10 @@ static void the_moving_average_is_sampled(void **state)
     set(&settings, "validation.ema", "true");
     set(&settings, "offload", "states");
     train_with_prompts(&settings, run, "0", &heard);
-    same_file(scratch_path("prompted"), run, "optimizer/exp_avg.safetensors");
-    same_file(scratch_path("prompted"), run, "transformer/diffusion_pytorch_model.safetensors");
-    same_file(scratch_path("prompted"), run, "transformer_ema/diffusion_pytorch_model.safetensors");
+    same_in_checkpoint(scratch_path("prompted"), run, 10, "optimizer/exp_avg.safetensors");
+    same_in_checkpoint(scratch_path("prompted"), run, 10, "transformer/diffusion_pytorch_model.safetensors");
+    same_in_checkpoint(scratch_path("prompted"), run, 10,
+                       "transformer_ema/diffusion_pytorch_model.safetensors");
     snprintf(command, sizeof command,
              "cp -r '%s' '%s' && rm -r '%s/transformer' && cp -r '%s/checkpoint-10/transformer_ema' "
              "'%s/transformer'",

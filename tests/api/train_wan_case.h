@@ -120,17 +120,4 @@ static inline void train(const DsvConfig *settings, Stopper *heard)
     assert_ok(dsv_train(settings, &events, NULL));
 }
 
-/* Compares a file of the checkpoints of step 10. */
-static inline void same_file(const char *folder_a, const char *folder_b, const char *name)
-{
-    char path[DSVI_PATH_MAX];
-    uint64_t a, b;
-    snprintf(path, sizeof path, "%s/checkpoint-10/%s", folder_a, name);
-    assert_ok(dsvi_file_checksum(path, &a));
-    snprintf(path, sizeof path, "%s/checkpoint-10/%s", folder_b, name);
-    assert_ok(dsvi_file_checksum(path, &b));
-    if (a != b)
-        fail_msg("%s differs", name);
-}
-
 #endif

@@ -289,18 +289,6 @@ static const char *run_in_parts(const char *const *assignment, const int64_t *ra
     return run_in_stages(assignment, ranks, NULL);
 }
 
-static void same_file(const char *folder_a, const char *folder_b, const char *name)
-{
-    char path[DSVI_PATH_MAX];
-    uint64_t a, b;
-    snprintf(path, sizeof path, "%s/%s", folder_a, name);
-    assert_ok(dsvi_file_checksum(path, &a));
-    snprintf(path, sizeof path, "%s/%s", folder_b, name);
-    assert_ok(dsvi_file_checksum(path, &b));
-    if (a != b)
-        fail_msg("%s differs", name);
-}
-
 /* At zero_stage 2 and 3, checkpoints, held-out losses and sampled clips have the same bits as at stage 1. */
 static void results_do_not_depend_on_the_stage(void **state)
 {

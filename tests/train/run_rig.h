@@ -75,14 +75,11 @@ static inline cJSON *next_line(FILE *file)
 static inline void same_decisions(const char *folder_a, const char *folder_b)
 {
     char path[DSVI_PATH_MAX];
-    uint64_t a, b, bytes;
+    uint64_t bytes;
     snprintf(path, sizeof path, "%s/decisions.jsonl", folder_a);
     assert_ok(dsvi_file_size(path, &bytes));
     assert_true(bytes > 0);
-    assert_ok(dsvi_file_checksum(path, &a));
-    snprintf(path, sizeof path, "%s/decisions.jsonl", folder_b);
-    assert_ok(dsvi_file_checksum(path, &b));
-    assert_true(a == b);
+    same_file(folder_a, folder_b, "decisions.jsonl");
 }
 
 static inline void same_metrics(const char *folder_a, const char *folder_b)

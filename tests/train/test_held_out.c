@@ -271,18 +271,6 @@ static void run_settings(DsvConfig *settings, const char *folder, const char *se
     set(settings, "num_inference_steps", "2");
 }
 
-static void same_file(const char *folder_a, const char *folder_b, const char *name)
-{
-    char path[DSVI_PATH_MAX];
-    uint64_t a, b;
-    assert_ok(dsvi_path_join(path, folder_a, name));
-    assert_ok(dsvi_file_checksum(path, &a));
-    assert_ok(dsvi_path_join(path, folder_b, name));
-    assert_ok(dsvi_file_checksum(path, &b));
-    if (a != b)
-        fail_msg("%s differs", name);
-}
-
 /* Measurements at steps 3, 6 and the last, 8, also of blocks that became sparse. */
 static void lines_are_there(const char *folder)
 {

@@ -360,6 +360,8 @@ static void plan_with(Bench *b, const char *option, DsviArena *device, DsviArena
     dsvi_mesh_free(&like.mesh);
 }
 
+enum { LINE_BYTES = 512 };
+
 static size_t host_free;
 
 static size_t host_available(DsviDevice *device)
@@ -368,19 +370,31 @@ static size_t host_available(DsviDevice *device)
     return host_free;
 }
 
+/* Creates a trainer, which must take the memory that was planned, and writes its facts and their line. */
+static DsviTrainer *create_as_planned(Bench *b, const DsviArena *plan, const DsviArena *host,
+                                      DsviRunFacts *facts, char line[LINE_BYTES])
+{
+    const DsviTrainerArgs args = {
+        .settings = &b->settings, .backend = &b->backend, .codec = b->codec, .config = &b->config};
+    DsviTrainer *trainer;
+    assert_ok(dsvi_trainer_create(&args, &trainer));
+    assert_int_equal(trainer->arena.used, plan->used);
+    assert_int_equal(trainer->host_arena.used, host->used);
+    dsvi_run_facts(trainer, 0, 0, 1, facts);
+    dsvi_run_facts_memory(facts, line, LINE_BYTES);
+    return trainer;
+}
+
 /* Trained weights wait in host memory with all state and the gradients of the blocks; the plan counts them.
  */
 static void trained_weights_leave_for_a_limit(void **state)
 {
     DsviArena kept, states, lent, some, host[4];
-    DsviTrainer *trainer;
     DsviRunFacts facts;
-    char option[64], line[512];
+    char option[64], line[LINE_BYTES];
     Bench b;
     (void)state;
     open_bench(&b);
-    const DsviTrainerArgs args = {
-        .settings = &b.settings, .backend = &b.backend, .codec = b.codec, .config = &b.config};
     b.backend.device->kind = DSVI_DEVICE_CUDA;
     plan_with(&b, NULL, &kept, &host[0]);
     plan_with(&b, "offload=states", &states, &host[1]);
@@ -395,13 +409,9 @@ static void trained_weights_leave_for_a_limit(void **state)
     plan_with(&b, option, &some, &host[3]);
     assert_int_equal(some.used, lent.used + 2 * block);
     assert_int_equal(host[3].used, host[2].used - 2 * block);
-    assert_ok(dsvi_trainer_create(&args, &trainer));
-    assert_int_equal(trainer->arena.used, some.used);
-    assert_int_equal(trainer->host_arena.used, host[3].used);
-    dsvi_run_facts(trainer, 0, 0, 1, &facts);
+    DsviTrainer *trainer = create_as_planned(&b, &some, &host[3], &facts, line);
     assert_int_equal(facts.host_gradients, gradients);
     assert_int_equal(facts.host + facts.host_gradients + facts.host_state, host[3].used);
-    dsvi_run_facts_memory(&facts, line, sizeof line);
     assert_non_null(strstr(line, ", weights and optimizer state "));
     assert_non_null(strstr(line, ", gradients "));
     dsvi_trainer_free(&trainer);
@@ -415,7 +425,7 @@ static void frozen_weights_leave_for_a_limit(void **state)
     DsviArena kept, lent, some, kept_host, lent_host, some_host;
     DsviTrainer *trainer;
     DsviRunFacts facts;
-    char option[64], line[512];
+    char option[64], line[LINE_BYTES];
     Bench b;
     (void)state;
     open_bench(&b);
@@ -432,13 +442,9 @@ static void frozen_weights_leave_for_a_limit(void **state)
     plan_with(&b, option, &some, &some_host);
     assert_int_equal(some.used, lent.used + 2 * block);
     assert_int_equal(some_host.used, lent_host.used - 2 * block);
-    assert_ok(dsvi_trainer_create(&args, &trainer));
-    assert_int_equal(trainer->arena.used, some.used);
-    assert_int_equal(trainer->host_arena.used, some_host.used);
-    dsvi_run_facts(trainer, 0, 0, 1, &facts);
+    trainer = create_as_planned(&b, &some, &some_host, &facts, line);
     assert_int_equal(facts.host_weights, 4 * block);
     assert_int_equal(facts.host + facts.host_weights, some_host.used);
-    dsvi_run_facts_memory(&facts, line, sizeof line);
     assert_non_null(strstr(line, ", weights of blocks "));
     dsvi_trainer_free(&trainer);
     b.backend.device->host_available = host_available;

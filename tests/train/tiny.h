@@ -83,6 +83,27 @@ static inline void tiny_clips(const char *folder, int count)
     }
 }
 
+/* Checks that the file `name` has the same bytes in both folders. */
+static inline void same_file(const char *folder_a, const char *folder_b, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    uint64_t a, b;
+    snprintf(path, sizeof path, "%s/%s", folder_a, name);
+    assert_ok(dsvi_file_checksum(path, &a));
+    snprintf(path, sizeof path, "%s/%s", folder_b, name);
+    assert_ok(dsvi_file_checksum(path, &b));
+    if (a != b)
+        fail_msg("%s differs", name);
+}
+
+/* Checks that the file `name` has the same bytes in both folders' checkpoints of this step. */
+static inline void same_in_checkpoint(const char *folder_a, const char *folder_b, int step, const char *name)
+{
+    char path[DSVI_PATH_MAX];
+    snprintf(path, sizeof path, "checkpoint-%d/%s", step, name);
+    same_file(folder_a, folder_b, path);
+}
+
 /* Compares all stored numbers of both folders' checkpoints of this step: weights, moments, average, sparse
  * state. */
 static inline void tiny_same_checkpoints(const char *folder_a, const char *folder_b, int step)
@@ -95,16 +116,8 @@ static inline void tiny_same_checkpoints(const char *folder_a, const char *folde
         "optimizer/exp_avg.safetensors",
         "optimizer/exp_avg_sq.safetensors",
     };
-    for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
-        char path[DSVI_PATH_MAX];
-        uint64_t a, b;
-        snprintf(path, sizeof path, "%s/checkpoint-%d/%s", folder_a, step, file[i]);
-        assert_ok(dsvi_file_checksum(path, &a));
-        snprintf(path, sizeof path, "%s/checkpoint-%d/%s", folder_b, step, file[i]);
-        assert_ok(dsvi_file_checksum(path, &b));
-        if (a != b)
-            fail_msg("%s differs", file[i]);
-    }
+    for (size_t i = 0; i < sizeof file / sizeof *file; i++)
+        same_in_checkpoint(folder_a, folder_b, step, file[i]);
 }
 
 #endif
