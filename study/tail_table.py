@@ -170,9 +170,10 @@ def plot(path, runs, study):
                    linestyle="--" if finish else "-")
     for axes in (left, right):
         axes.axhline(0, color="black", linewidth=0.8)
-    left.set(xscale="log", xlabel="attention FLOPs over dense, while sparse", ylabel="% over dense",
-             title="Held-out loss at the end (squares: after a dense finish)")
-    right.set(xlabel="step", ylabel="% over dense", title="Training loss, same samples and noise")
+    left.set(xscale="log", xlim=(0.02, 1), xlabel="attention FLOPs over dense, while sparse",
+             ylabel="% over dense", title="Held-out loss at the end (squares: after a dense finish)")
+    right.set(xlabel="step", ylabel="over dense, % of dense's mean loss",
+              title="Training loss, same samples and noise")
     figure.legend(*left.get_legend_handles_labels(), loc="center right", fontsize=8)
     figure.tight_layout(rect=(0, 0, 0.84, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
