@@ -246,7 +246,7 @@ static DsvStatus update_cache(Encoding *e)
  * because the VAE uses all cores. */
 static int decoding_threads(const Encoding *e)
 {
-    bool computes = strcmp(e->settings->device, "cpu") == 0;
+    bool computes = !e->backend.device || e->backend.device->kind == DSVI_DEVICE_CPU;
     if (e->encoder.parallel)
         return dsvi_threads_count();
     if (e->settings->data_workers > 0)

@@ -11,6 +11,7 @@
 #include "ops/plugin.h"
 
 #define CUDA_LIBRARY "libdsv_cuda.so"
+#define DRIVER_LIBRARY "libcuda.so.1"
 
 /* Refuses a plugin whose structs differ from those of this program. Only `abi` and `bytes`, the first
  * fields in every version of DsviPlugin, may be read before both are known to agree. */
@@ -34,13 +35,40 @@ static DsvStatus check_plugin(const char *library, const DsviPlugin *plugin)
     return DSV_OK;
 }
 
-/* A loaded library is never unloaded: NVIDIA's libraries do not survive dlclose. */
-static DsvStatus load_plugin(const char *library, const DsviPlugin **plugin)
+/* Returns the number of GPUs that NVIDIA's driver shows to this process; 0 without a driver. cuInit and
+ * cuDeviceGetCount are functions of the driver API that return 0 on success. */
+static int visible_gpus(void)
+{
+    void *driver = dlopen(DRIVER_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    int (*init)(unsigned) = NULL;
+    int (*get_count)(int *) = NULL;
+    int count = 0;
+    if (driver) {
+        *(void **)&init = dlsym(driver, "cuInit");
+        *(void **)&get_count = dlsym(driver, "cuDeviceGetCount");
+    }
+    return init && get_count && init(0) == 0 && get_count(&count) == 0 ? count : 0;
+}
+
+/* Whether a message of dlopen says that the CUDA backend is not installed, and not that it is broken: glibc's
+ * message begins with the library that is missing, which may be one that the backend needs. */
+static bool not_installed(const char *message)
+{
+    static const char missing[] = CUDA_LIBRARY ": cannot open shared object file";
+    return strncmp(message, missing, sizeof missing - 1) == 0;
+}
+
+/* Loads the CUDA backend. If it is `optional` and not installed, succeeds with *plugin NULL. A loaded library
+ * is never unloaded: NVIDIA's libraries do not survive dlclose. */
+static DsvStatus load_plugin(const char *library, bool optional, const DsviPlugin **plugin)
 {
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    const char *error = handle ? NULL : dlerror();
+    *plugin = NULL;
+    if (!handle && optional && not_installed(error))
+        return DSV_OK;
     if (!handle)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: the CUDA backend could not be loaded: %s",
-                         dlerror());
+        return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: the CUDA backend could not be loaded: %s", error);
     *plugin = dlsym(handle, DSVI_PLUGIN_SYMBOL);
     if (!*plugin)
         return DSVI_FAIL(DSV_E_UNSUPPORTED, "device=cuda: %s is not a backend of dsv: it does not export %s",
@@ -50,12 +78,14 @@ static DsvStatus load_plugin(const char *library, const DsviPlugin **plugin)
 
 DsvStatus dsvi_backend_open_number(const DsvConfig *config, int64_t number, DsviBackend *backend)
 {
+    bool automatic = strcmp(config->device, "auto") == 0;
     const DsviPlugin *plugin = NULL;
     memset(backend, 0, sizeof *backend);
-    if (strcmp(config->device, "cpu") == 0)
+    if (strcmp(config->device, "cuda") == 0 || (automatic && visible_gpus() > 0))
+        DSVI_TRY(load_plugin(CUDA_LIBRARY, automatic, &plugin));
+    if (!plugin)
         return dsvi_cpu_open(config->isa, (int)config->threads, backend);
     dsvi_threads_set((int)config->threads);
-    DSVI_TRY(load_plugin(CUDA_LIBRARY, &plugin));
     const DsviPluginOpenArgs args = {
         .bytes = sizeof args,
         .number = number,

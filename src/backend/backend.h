@@ -9,8 +9,10 @@
 extern "C" {
 #endif
 
-/* Opens the backend that config->device names; reads config->isa, threads and deterministic, too. On success
- * the caller closes *backend with dsvi_backend_close. On failure backend->device is NULL. */
+/* Opens the backend that config->device names; reads config->isa, threads and deterministic, too. `auto`
+ * opens a GPU if NVIDIA's driver shows one and the CUDA backend is installed, otherwise the CPU; a GPU that
+ * is there but fails to open is an error. On success the caller closes *backend with dsvi_backend_close. On
+ * failure backend->device is NULL. */
 DsvStatus dsvi_backend_open(const DsvConfig *config, DsviBackend *backend);
 /* As dsvi_backend_open, with the GPU's number on this machine, modulo the number of GPUs; the CPU backend
  * does not read `number`. */

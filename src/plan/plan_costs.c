@@ -100,17 +100,24 @@ static DsvStatus measure_attention(DsviBackend *backend, const DsvConfig *config
     return DSV_OK;
 }
 
+static DsvStatus refuse_gpu(const DsvConfig *config)
+{
+    return DSVI_FAIL(DSV_E_USAGE,
+                     "links between devices are timed by ranks: with device=%s start so many of them, or "
+                     "give a table of costs",
+                     config->device);
+}
+
 DsvStatus dsvi_plan_costs_here(const DsvConfig *config, const DsviSparseShape *model, int64_t ranks,
                                DsviCpCosts *costs)
 {
     DsviBackend backend;
-    if (strcmp(config->device, "cpu") != 0)
-        return DSVI_FAIL(DSV_E_USAGE,
-                         "links between devices are timed by ranks: with device=%s start so "
-                         "many of them, or give a table of costs",
-                         config->device);
+    if (strcmp(config->device, "cuda") == 0) /* also where no GPU is */
+        return refuse_gpu(config);
     DSVI_TRY(dsvi_backend_open(config, &backend));
-    DsvStatus status = measure_attention(&backend, config, model, "ranks are its threads", costs);
+    DsvStatus status = backend.device->kind == DSVI_DEVICE_CPU
+                           ? measure_attention(&backend, config, model, "ranks are its threads", costs)
+                           : refuse_gpu(config);
     if (status == DSV_OK)
         status = measure_links(&backend, ranks, costs);
     dsvi_backend_close(&backend);

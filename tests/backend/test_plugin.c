@@ -1,5 +1,6 @@
 /* test_plugin [CASE]: opens device=cuda with the fake libdsv_cuda.so of that case, which ctest puts first on
- * LD_LIBRARY_PATH (CMakeLists.txt of this folder), and checks the handshake of ops/plugin.h. */
+ * LD_LIBRARY_PATH (CMakeLists.txt of this folder), and checks the handshake of ops/plugin.h. The cases auto_*
+ * open device=auto beside a fake driver. */
 #include "backend/backend.h"
 #include "dsv/config.h"
 #include "ops/plugin.h"
@@ -44,10 +45,30 @@ static void test_handshake(void **state)
     dsvi_backend_close(&backend);
 }
 
+static void test_auto(void **state)
+{
+    DsvConfig config;
+    DsviBackend backend;
+    (void)state;
+    dsv_config_defaults(&config);
+    assert_ok(dsv_config_set(&config, "device=auto"));
+    if (strcmp(test_case, "auto_gpu") == 0) {
+        assert_fails(DSV_E_DEVICE, "fake plugin", dsvi_backend_open(&config, &backend));
+    } else if (strcmp(test_case, "auto_broken_plugin") == 0) {
+        assert_fails(DSV_E_UNSUPPORTED, "is not a backend of dsv", dsvi_backend_open(&config, &backend));
+    } else { /* without a plugin, or without a GPU */
+        assert_ok(dsvi_backend_open(&config, &backend));
+        assert_int_equal(backend.device->kind, DSVI_DEVICE_CPU);
+    }
+    dsvi_backend_close(&backend);
+}
+
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_handshake)};
+    const struct CMUnitTest handshake[] = {cmocka_unit_test(test_handshake)};
+    const struct CMUnitTest automatic[] = {cmocka_unit_test(test_auto)};
     if (argc > 1)
         test_case = argv[1];
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return strncmp(test_case, "auto_", 5) == 0 ? cmocka_run_group_tests(automatic, NULL, NULL)
+                                               : cmocka_run_group_tests(handshake, NULL, NULL);
 }
