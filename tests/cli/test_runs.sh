@@ -219,7 +219,7 @@ says '| chosen'
 grep -q '| chosen' planned/decisions.jsonl || complain "the plan of memory is not in decisions.jsonl"
 wants 0 "$dsv" plan memory planned/config.yaml --memory-gib 2
 says '| chosen'
-wants 1 "${train[@]}" --dry-run model.num_layers=1000 model.num_attention_heads=40 \
+wants 1 "${train[@]}" --dry-run model.num_layers=40 model.num_attention_heads=320 \
     model.attention_head_dim=128 model.ffn_dim=13824
 says 'the run wants'
 
