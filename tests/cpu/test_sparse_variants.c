@@ -3,6 +3,7 @@
 #include "cpu/levels.h"
 #include "ops/attention_problem.h"
 #include "ops/case_groups.h"
+#include "ops/check.h"
 #include "test.h"
 
 /* Runs forward and backward, each with a workspace of the size that it requests. */
@@ -133,5 +134,6 @@ static int run(void)
 
 int main(void)
 {
+    check_keep_results();
     return run_levels(DSVI_ISA_BASE, run);
 }

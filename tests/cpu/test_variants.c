@@ -2,6 +2,7 @@
  * to the best instruction set of this machine. */
 #include "cpu/levels.h"
 #include "ops/case_groups.h"
+#include "ops/check.h"
 
 static int run(void)
 {
@@ -10,5 +11,6 @@ static int run(void)
 
 int main(void)
 {
+    check_keep_results();
     return run_levels(DSVI_ISA_REF, run);
 }

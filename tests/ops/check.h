@@ -105,6 +105,11 @@ bool check_case(CheckCase *c, const DsviBackend *backend, char why[CHECK_TEXT_BY
 void check_listed_tokens(CheckCase *c, int64_t tokens);
 DsviTokenList check_tokens(const CheckCase *c);
 
+/* Keeps the results of the reference and the plain implementation in a temporary file. To be called before
+ * processes are forked that check the same cases in the same order, one process after another: the first
+ * process computes the results, the others read them. A process that checks other cases computes its own. */
+void check_keep_results(void);
+
 /* Fails the running cmocka test with this description if check_case() returns false. */
 void assert_case(CheckCase *c, const DsviBackend *backend);
 
