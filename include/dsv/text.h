@@ -26,7 +26,7 @@ extern "C" {
  *
  * @param model_path   a pipeline folder (with text_encoder/ and tokenizer/), a text encoder folder with the
  *     tokenizer in it or beside it, a folder of the Wan repository with its text encoder as safetensors, or
- * one safetensors file that also has the tensor `spiece_model`
+ *     one safetensors file that also has the tensor `spiece_model`
  * @param prompts_path at most 65,536 bytes on each line
  * @param out_path     written under a temporary name and renamed
  * @param config       device, isa, threads and mixed_precision

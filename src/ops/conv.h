@@ -1,8 +1,8 @@
 /* Convolution over frames, rows and columns, with channels last: the convolutions of the Wan VAE.
  *
  *     y[t, h, w, o] = bias[o] + add[t, h, w, o]
- *                   + sum over a, b, c, i of x[t st + a - pt, h sh + b - ph, w sw + c - pw, i] weight[o, a,
- * b, c, i]
+ *                   + sum over a, b, c, i of
+ *                     x[t st + a - pt, h sh + b - ph, w sw + c - pw, i] weight[o, a, b, c, i]
  *
  * with stride (st, sh, sw) and pad (pt, ph, pw). Elements of x outside its frames, rows and columns count as
  * zero, also those after the last ones, which the size of y implies. FLOPs: 2 per product. Products are

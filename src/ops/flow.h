@@ -12,7 +12,7 @@
  *
  * time_embed: row[b] = [cos(t_b w_j) | sin(t_b w_j)], w_j = 10000^(-j / (dim / 2)), cosines first. As in
  *            diffusers, the exponent, w_j and the angle are each rounded to F32. With t up to 1000 this
- * rounding changes angles by up to 6e-5; exact angles would differ from diffusers' by that much. */
+ *            rounding changes angles by up to 6e-5; exact angles would differ from diffusers' by as much. */
 #ifndef DSVI_FLOW_H
 #define DSVI_FLOW_H
 

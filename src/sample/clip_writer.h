@@ -4,7 +4,7 @@
  *     frame.png                          the picture of a clip of one frame
  *     frame-%04d.png                     one picture for each frame, numbered from 0
  *     clip.safetensors                   tensor `video` (1, frames, 3, height, width) F32 in 0..1, not
- * rounded */
+ *                                        rounded */
 #ifndef DSVI_CLIP_WRITER_H
 #define DSVI_CLIP_WRITER_H
 

@@ -17,7 +17,7 @@
  * The guard is the rule that decides. Every profile_every steps, and in step warmup_steps, each block's lists
  * are measured against exact attention. A block becomes sparse when all of these hold:
  *   - without a tail: the running mean of its captured mass is at least min_mass, and the captured mass of
- * its worst head is at least min_head_mass, or min_mass if that is less;
+ *     its worst head is at least min_head_mass, or min_mass if that is less;
  *   - with a tail: the running mean of its output error is at most max_error, and the output error of its
  *     worst head is at most max_head_error, or max_error if that is more. The output error is the relative
  *     error of attention's output over lists and tail (ops/attention_error.h);

@@ -132,9 +132,10 @@ typedef struct DsviSparseCpBuffers {
  *
  *   scored_block  The first scored_inputs of the block's q, k and v are in `room` in heads form, so that its
  *                 attention need not exchange them. Set by dsvi_sparse_exchange_scored. Reset when a step
- * begins, and by attention of any block. room_block    The block's q, k, v, out and fetched keys are in
- * `room`, so that its backward pass needs to exchange only dout. Set by dsvi_sparse_cp_attend over lists.
- * Reset when a step begins, and by dsvi_sparse_exchange_scored, attention and backward pass of any block.
+ *                 begins, and by attention of any block.
+ *   room_block    The block's q, k, v, out and fetched keys are in `room`, so that its backward pass needs to
+ *                 exchange only dout. Set by dsvi_sparse_cp_attend over lists. Reset when a step begins, and
+ *                 by dsvi_sparse_exchange_scored, attention and backward pass of any block.
  *   listed_block  The block's lists were made last, they have listed_spans spans, and its `fit` is valid. Set
  *                 by dsvi_sparse_await_lists. Reset by dsvi_sparse_make_lists of any block.
  *

@@ -13,11 +13,12 @@
  * A sum of terms that cancel has errors in proportion to the terms, not to |reference|. With random fills E
  * is the largest of many such errors. With CHECK_EQUAL all elements of a tensor round alike, so E is one
  * sample and may be far below the error of other code with as many roundings. For a buffer with `terms_scale`
- * the allowed error with CHECK_EQUAL therefore has one more summand, ulps 2^-24 M,    M = terms_scale
- * |element of the reference's buffer terms_of| where M is the sum of the absolute values of the terms of this
- * element, which are accumulated in F32. With CHECK_LARGE a softmax is 1 for one key and 0 for all others,
- * and its gradients cancel in code that sums in one order only. There M is bounds_scale times the product of
- * the largest absolute values of the inputs `bounds`. NaN fails every comparison. The checker also requires:
+ * the allowed error with CHECK_EQUAL therefore has one more summand,
+ *     ulps 2^-24 M,    M = terms_scale |element of the reference's buffer terms_of|
+ * where M is the sum of the absolute values of the terms of this element, which are accumulated in F32. With
+ * CHECK_LARGE a softmax is 1 for one key and 0 for all others, and its gradients cancel in code that sums in
+ * one order only. There M is bounds_scale times the product of the largest absolute values of the inputs
+ * `bounds`. NaN fails every comparison. The checker also requires:
  *     - the same bits with one and with three threads, if the device promises determinism;
  *     - unchanged bytes before and after each buffer (all 0xff, which reads as NaN);
  *     - unchanged inputs.

@@ -18,7 +18,8 @@
  *                     The two consumers share nothing but the tensor cores.
  *
  *     Wide    128 queries    groups of more than 64: a group of more than 128 has several tiles; two groups
- * of 64 over the union of their lists (attention_union.cuh) Narrow   64 queries    groups of up to 64
+ *                            of 64 over the union of their lists (attention_union.cuh)
+ *     Narrow   64 queries    groups of up to 64
  *
  * Time runs to the right. Chunk 3 uses the stage that is free after dQ of chunk 1, when STAGES is 2:
  *     producer     K, V 1 | K, V 2 |               dQ 1 | K, V 3 | dQ 2 | K, V 4 |                  dQ 3 ...

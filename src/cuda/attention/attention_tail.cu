@@ -3,11 +3,12 @@
  * and join its results to those of attention over lists.
  *
  *     workspace    Q_c (pairs, chunks, pitch) act, unless chunks have one query; K_r and V_r (pairs, runs,
- * pitch) act, unless runs have one key; bits or biases (AttentionTail) forward      p_c (pairs, chunks,
- * pitch) F32; on Hopper also p_c and log T_c over parts of the keys backward     G_c (pairs, chunks, pitch)
- * act, D_c (pairs, chunks) F32, dQ_c (pairs, chunks, pitch) F32; then the sums of dK_r and dV_r, or the
- * workspace of the kernel for Hopper with pitch = D rounded up to 8. Each buffer begins at a multiple of
- * ALIGNED bytes.
+ *                  pitch) act, unless runs have one key; bits or biases (AttentionTail)
+ *     forward      p_c (pairs, chunks, pitch) F32; on Hopper also p_c and log T_c over parts of the keys
+ *     backward     G_c (pairs, chunks, pitch) act, D_c (pairs, chunks) F32, dQ_c (pairs, chunks, pitch) F32;
+ *                  then the sums of dK_r and dV_r, or the workspace of the kernel for Hopper
+ *
+ * with pitch = D rounded up to 8. Each buffer begins at a multiple of ALIGNED bytes.
  *
  * Bytes that a query tail moves at 32,768 tokens, 16 heads of 128, chunks of 64, and lists of 5 % in groups
  * of 64: forward reads q and reads and writes out, 134 MB each, reads lists of 54 MB, and writes and reads
