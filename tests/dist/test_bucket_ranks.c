@@ -17,19 +17,6 @@ static Rig train(const char *const *assignment, int64_t ranks, int64_t stage, in
     return rig;
 }
 
-static void same_state(const Rig *a, const Rig *b)
-{
-    const RigRank *x = &a->rank[0], *y = &b->rank[0];
-    size_t bytes = (size_t)x->elements * sizeof(float);
-    for (int step = 0; step < a->steps; step++) {
-        assert_memory_equal(&x->step[step].loss, &y->step[step].loss, sizeof(double));
-        assert_memory_equal(&x->step[step].grad_norm, &y->step[step].grad_norm, sizeof(double));
-    }
-    assert_memory_equal(x->weights, y->weights, bytes);
-    assert_memory_equal(x->moment1, y->moment1, bytes);
-    assert_memory_equal(x->moment2, y->moment2, bytes);
-}
-
 /* A run that has three sizes and gets batches of one of them ends with the bits of a run that has only this
  * size: with lists, which the layers of the three sizes make with one shared projection, with BF16, and with
  * recomputation. */
@@ -56,7 +43,7 @@ static void each_size_has_the_bits_of_a_run_of_its_own(void **state)
                          .only_size = only + 1};
             rig_train(&one);
             rig_train(&three);
-            same_state(&one, &three);
+            rig_same_bits(&one, &three);
             rig_free(&one);
             rig_free(&three);
         }
@@ -111,8 +98,8 @@ static void ranks_of_different_sizes_agree(void **state)
         }
         assert_true(stage[0].rank[0].report.sparse_blocks > 0);
         if (RUNS[run] != SPARSE) /* with several passes, stage 1 sums in another order */
-            same_state(&stage[0], &stage[1]);
-        same_state(&stage[1], &stage[2]);
+            rig_same_bits(&stage[0], &stage[1]);
+        rig_same_bits(&stage[1], &stage[2]);
         for (int i = 0; i < 3; i++)
             rig_free(&stage[i]);
     }

@@ -45,15 +45,9 @@ static Rig train(const char *const *form, bool offload, int64_t ranks, int64_t c
 static void compare(const char *const *form, int64_t ranks, int64_t cp_ranks)
 {
     Rig kept = train(form, false, ranks, cp_ranks), moved = train(form, true, ranks, cp_ranks);
-    const RigRank *x = &kept.rank[0], *y = &moved.rank[0];
-    assert_int_equal(x->host_plan.by_class[DSVI_MEM_ACTIVATIONS], 0);
-    assert_true(y->host_plan.by_class[DSVI_MEM_ACTIVATIONS] > 0);
-    for (int step = 0; step < STEPS; step++) {
-        assert_memory_equal(&x->step[step].loss, &y->step[step].loss, sizeof(double));
-        assert_memory_equal(&x->step[step].grad_norm, &y->step[step].grad_norm, sizeof(double));
-    }
-    assert_memory_equal(x->weights, y->weights, (size_t)x->elements * sizeof(float));
-    assert_memory_equal(x->moment2, y->moment2, (size_t)x->elements * sizeof(float));
+    assert_int_equal(kept.rank[0].host_plan.by_class[DSVI_MEM_ACTIVATIONS], 0);
+    assert_true(moved.rank[0].host_plan.by_class[DSVI_MEM_ACTIVATIONS] > 0);
+    rig_same_bits(&kept, &moved);
     if (ranks == 1)
         assert_true(late.count >= STEPS * 2 * (BLOCKS - 1));
     rig_free(&kept);

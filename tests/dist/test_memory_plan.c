@@ -46,16 +46,6 @@ static Rig train(const char *const *form, int64_t ranks, double memory_gib, bool
     return rig;
 }
 
-static void same_bits(const RigRank *x, const RigRank *y)
-{
-    for (int step = 0; step < STEPS; step++) {
-        assert_memory_equal(&x->step[step].loss, &y->step[step].loss, sizeof(double));
-        assert_memory_equal(&x->step[step].grad_norm, &y->step[step].grad_norm, sizeof(double));
-    }
-    assert_memory_equal(x->weights, y->weights, (size_t)x->elements * sizeof(float));
-    assert_memory_equal(x->moment2, y->moment2, (size_t)x->elements * sizeof(float));
-}
-
 /* Returns the least memory_gib, which the refusal of a smaller one names. */
 static double floor_of(const char *const *form, int64_t ranks)
 {
@@ -82,7 +72,7 @@ static void compare(const char *const *form, int64_t ranks)
         double limit = least + i * (most - least) / CAPS;
         Rig planned = train(form, ranks, limit, true);
         assert_true((double)planned.rank[0].plan.used <= limit * GIB);
-        same_bits(&kept.rank[0], &planned.rank[0]);
+        rig_same_bits(&kept, &planned);
         copies += ranks > 1 || late.count > 0;
         hosted += planned.rank[0].host_plan.used > kept.rank[0].host_plan.used;
         rig_free(&planned);

@@ -48,29 +48,13 @@ static size_t state_on_host(const Rig *rig)
     return plan[DSVI_MEM_WEIGHTS] + plan[DSVI_MEM_OPTIMIZER] + plan[DSVI_MEM_EMA];
 }
 
-static void same_bits(const Rig *a, const Rig *b)
-{
-    const RigRank *x = &a->rank[0], *y = &b->rank[0];
-    size_t bytes = (size_t)x->elements * sizeof(float);
-    for (int step = 0; step < a->steps; step++) {
-        assert_memory_equal(&x->step[step].loss, &y->step[step].loss, sizeof(double));
-        assert_memory_equal(&x->step[step].grad_norm, &y->step[step].grad_norm, sizeof(double));
-    }
-    assert_memory_equal(x->weights, y->weights, bytes);
-    assert_memory_equal(x->moment1, y->moment1, bytes);
-    assert_memory_equal(x->moment2, y->moment2, bytes);
-    assert_memory_equal(x->ema, y->ema, bytes);
-    for (int64_t r = 0; r < b->ranks; r++)
-        assert_memory_equal(a->rank[r].work, b->rank[r].work, (size_t)x->work_bytes);
-}
-
 static void compare(const char *const *extra, const char *offload, int64_t ranks, int64_t stage, int steps)
 {
     Rig kept = train(extra, NULL, ranks, stage, steps);
     Rig moved = train(extra, offload, ranks, stage, steps);
     assert_int_equal(state_on_host(&kept), 0);
     assert_true(state_on_host(&moved) > 0);
-    same_bits(&kept, &moved);
+    rig_same_bits(&kept, &moved);
     rig_free(&kept);
     rig_free(&moved);
 }
@@ -135,7 +119,7 @@ static void averages_are_exchanged(void **state)
             rig[way] = rig_of(words, forms[form], offload[way], 1, 1, 4);
             rig[way].between = swap_averages;
             rig_train(&rig[way]);
-            same_bits(&rig[0], &rig[way]);
+            rig_same_bits(&rig[0], &rig[way]);
         }
         for (int way = 0; way < 3; way++)
             rig_free(&rig[way]);
@@ -173,7 +157,7 @@ static void compare_late(const char *const *form, int stream, bool some)
     rig_train(&moved);
     assert_true(late.count > 0);
     assert_int_equal(state_on_host(&moved) < state_on_host(&all), some);
-    same_bits(&kept, &moved);
+    rig_same_bits(&kept, &moved);
     rig_free(&kept);
     rig_free(&all);
     rig_free(&moved);
@@ -226,7 +210,7 @@ static void ranks_wait_for_their_copies(void **state)
         moved.between = make_copies_late;
         rig_train(&moved);
         assert_true(late.count > 0);
-        same_bits(&kept, &moved);
+        rig_same_bits(&kept, &moved);
         rig_free(&moved);
     }
     rig_free(&kept);
@@ -270,7 +254,7 @@ static void limit_moves(const char *offload, const char *form)
     Rig some = train(limited, NULL, 1, 1, 4);
     assert_true((double)some.rank[0].plan.used <= limit);
     assert_true(state_on_host(&some) > 0 && state_on_host(&some) < state_on_host(&all));
-    same_bits(&kept, &some);
+    rig_same_bits(&kept, &some);
     rig_free(&some);
     snprintf(words, sizeof words, "memory_gib=%.17g", ((double)least - 1024) / 1073741824.0);
     static const char *list[WORDS];

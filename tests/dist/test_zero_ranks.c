@@ -46,22 +46,6 @@ static Rig train(const char *const *assignment, int64_t ranks, int64_t stage, in
     return rig;
 }
 
-static void same_bits(const Rig *a, const Rig *b)
-{
-    const RigRank *x = &a->rank[0], *y = &b->rank[0];
-    size_t bytes = (size_t)x->elements * sizeof(float);
-    for (int step = 0; step < a->steps; step++) {
-        assert_memory_equal(&x->step[step].loss, &y->step[step].loss, sizeof(double));
-        assert_memory_equal(&x->step[step].grad_norm, &y->step[step].grad_norm, sizeof(double));
-    }
-    assert_memory_equal(x->weights, y->weights, bytes);
-    assert_memory_equal(x->moment1, y->moment1, bytes);
-    assert_memory_equal(x->moment2, y->moment2, bytes);
-    assert_memory_equal(x->ema, y->ema, bytes);
-    for (int64_t r = 0; r < b->ranks; r++)
-        assert_memory_equal(x->work, b->rank[r].work, (size_t)x->work_bytes);
-}
-
 static void stages_give_the_same_bits(void **state)
 {
     static const char *const *const assignments[] = {DENSE, DENSE_BF16, PADDED, AGAIN, SELECTIVE, USUAL};
@@ -71,7 +55,7 @@ static void stages_give_the_same_bits(void **state)
             Rig first = train(assignments[i], ranks, 1, 4);
             for (int64_t stage = 2; stage <= 3; stage++) {
                 Rig other = train(assignments[i], ranks, stage, 4);
-                same_bits(&first, &other);
+                rig_same_bits(&first, &other);
                 rig_free(&other);
             }
             rig_free(&first);
@@ -88,7 +72,7 @@ static void ranks_that_share_clips_divide_the_state(void **state)
         Rig first = train(assignments[i], 4, 1, 4);
         for (int64_t stage = 2; stage <= 3; stage++) {
             Rig other = train(assignments[i], 4, stage, 4);
-            same_bits(&first, &other);
+            rig_same_bits(&first, &other);
             rig_free(&other);
         }
         rig_free(&first);
@@ -103,13 +87,13 @@ static void accumulated_gradients_agree(void **state)
         Rig first = train(TWICE, ranks, 1, 3), second = train(TWICE, ranks, 2, 3);
         Rig third = train(TWICE, ranks, 3, 3);
         rig_close_to(&first, &second, slack * 1e-5);
-        same_bits(&second, &third);
+        rig_same_bits(&second, &third);
         rig_free(&first);
         rig_free(&second);
         rig_free(&third);
     }
     Rig second = train(TWICE_BF16, ranks_odd, 2, 4), third = train(TWICE_BF16, ranks_odd, 3, 4);
-    same_bits(&second, &third);
+    rig_same_bits(&second, &third);
     rig_free(&second);
     rig_free(&third);
 }
@@ -148,7 +132,7 @@ static void replicas_add_their_sums(void **state)
                              .samples = 12};
             rig_train(&stage[i]);
             rig_close_to(&one, &stage[i], slack * 1e-5);
-            same_bits(&stage[0], &stage[i]);
+            rig_same_bits(&stage[0], &stage[i]);
         }
         assert_int_equal(stage[0].rank[0].own + (shard_ranks > 1 ? stage[0].rank[1].own : 0),
                          one.rank[0].elements);

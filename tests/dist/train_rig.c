@@ -248,6 +248,14 @@ void rig_free(Rig *rig)
     }
 }
 
+static void same_steps(const RigRank *x, const RigRank *y, int steps)
+{
+    for (int step = 0; step < steps; step++) {
+        assert_memory_equal(&x->step[step].loss, &y->step[step].loss, sizeof(double));
+        assert_memory_equal(&x->step[step].grad_norm, &y->step[step].grad_norm, sizeof(double));
+    }
+}
+
 void rig_same_on_all_ranks(const Rig *rig)
 {
     const RigRank *first = &rig->rank[0];
@@ -255,15 +263,30 @@ void rig_same_on_all_ranks(const Rig *rig)
         const RigRank *rank = &rig->rank[r];
         assert_int_equal(rank->work_bytes, first->work_bytes);
         assert_memory_equal(rank->work, first->work, (size_t)first->work_bytes);
-        for (int step = 0; step < rig->steps; step++) {
-            assert_memory_equal(&rank->step[step].loss, &first->step[step].loss, sizeof(double));
-            assert_memory_equal(&rank->step[step].grad_norm, &first->step[step].grad_norm, sizeof(double));
-        }
+        same_steps(rank, first, rig->steps);
         assert_memory_equal(&rank->report.predictor_loss, &first->report.predictor_loss, sizeof(double));
         assert_memory_equal(&rank->report.output_error, &first->report.output_error, sizeof(double));
         assert_memory_equal(rank->captured, first->captured, sizeof rank->captured);
         assert_memory_equal(rank->density, first->density, sizeof rank->density);
         assert_memory_equal(rank->sparse, first->sparse, sizeof rank->sparse);
+    }
+}
+
+void rig_same_bits(const Rig *a, const Rig *b)
+{
+    const RigRank *x = &a->rank[0], *y = &b->rank[0];
+    size_t bytes = (size_t)x->elements * sizeof(float);
+    assert_int_equal(x->elements, y->elements);
+    same_steps(x, y, a->steps);
+    assert_memory_equal(x->weights, y->weights, bytes);
+    assert_memory_equal(x->moment1, y->moment1, bytes);
+    assert_memory_equal(x->moment2, y->moment2, bytes);
+    assert_int_equal(x->ema != NULL, y->ema != NULL);
+    if (x->ema)
+        assert_memory_equal(x->ema, y->ema, bytes);
+    for (int64_t r = 0; r < b->ranks; r++) {
+        assert_int_equal(x->work_bytes, b->rank[r].work_bytes);
+        assert_memory_equal(x->work, b->rank[r].work, (size_t)x->work_bytes);
     }
 }
 

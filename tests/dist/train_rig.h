@@ -63,6 +63,9 @@ void rig_expect_diverged(const Rig *rig);
 
 /* Checks that all ranks have the same weights, decisions and records at the end. */
 void rig_same_on_all_ranks(const Rig *rig);
+/* Checks that two trainings have the same bits: loss and norm of the gradient of each step of `a`, and at the
+ * end weights, moments, moving average (unless there is none), and each rank's weights for computing. */
+void rig_same_bits(const Rig *a, const Rig *b);
 /* Checks that two trainings with the same samples end with a relative difference of at most `bound`. */
 void rig_close_to(const Rig *one, const Rig *many, double bound);
 
