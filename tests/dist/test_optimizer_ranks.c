@@ -3,7 +3,6 @@
 #include "test.h"
 
 #include "backend/backend.h"
-#include "run/checkpoint.h"
 #include "train/muon.h"
 #include "train/tiny.h"
 #include "train_rig.h"
@@ -153,50 +152,30 @@ static void state_takes_its_memory(void **state)
 
 /* ---- checkpoints ---- */
 
-static char saved[DSVI_PATH_MAX], saved_again[DSVI_PATH_MAX];
-
-static DsvStatus save_after_three_steps(DsviTrainer *t, int step)
-{
-    char path[DSVI_PATH_MAX];
-    return step == 3 ? dsvi_checkpoint_save(t, saved, path) : DSV_OK;
-}
-
-static DsvStatus load_then_save(DsviTrainer *t, int step)
-{
-    char path[DSVI_PATH_MAX];
-    if (step > 0)
-        return DSV_OK;
-    snprintf(path, sizeof path, "%s/checkpoint-3", saved);
-    DSVI_TRY(dsvi_checkpoint_load(t, path));
-    return dsvi_checkpoint_save(t, saved_again, path);
-}
-
 static void checkpoints_move_between_ranks(void **state)
 {
     static const int64_t from[] = {1, 3}, to[] = {3, 2};
     (void)state;
     for (int i = 0; i < OPTIMIZERS; i++) {
         for (int way = 0; way < 2; way++) {
-            snprintf(saved, sizeof saved, "%s", tiny_folder());
-            snprintf(saved_again, sizeof saved_again, "%s", tiny_folder());
+            rig_checkpoints_begin();
             Rig rig = {.device = device,
                        .assignment = ASSIGNMENT[i],
                        .ranks = from[way],
                        .stage = 3,
                        .steps = 4,
                        .samples = 6,
-                       .between = save_after_three_steps};
+                       .between = rig_save_after_three_steps};
             rig_train(&rig);
             rig_free(&rig);
             rig.ranks = to[way];
             rig.stage = 2;
             rig.steps = 1;
-            rig.between = load_then_save;
+            rig.between = rig_load_then_save;
             rig_train(&rig);
             rig_free(&rig);
-            tiny_same_checkpoints(saved, saved_again, 3);
-            assert_ok(dsvi_folder_remove(saved));
-            assert_ok(dsvi_folder_remove(saved_again));
+            rig_same_checkpoints();
+            rig_checkpoints_end();
         }
     }
 }

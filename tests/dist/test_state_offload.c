@@ -4,8 +4,6 @@
 #include "test.h"
 
 #include "late_device.h"
-#include "run/checkpoint.h"
-#include "train/tiny.h"
 #include "train_rig.h"
 
 enum { WORDS = 12 };
@@ -297,24 +295,6 @@ static void what_cannot_wait_is_refused(void **state)
     rig_free(&rig);
 }
 
-static char saved[DSVI_PATH_MAX], saved_again[DSVI_PATH_MAX];
-
-static DsvStatus save_after_three_steps(DsviTrainer *t, int step)
-{
-    char path[DSVI_PATH_MAX];
-    return step == 3 ? dsvi_checkpoint_save(t, saved, path) : DSV_OK;
-}
-
-static DsvStatus load_then_save(DsviTrainer *t, int step)
-{
-    char path[DSVI_PATH_MAX];
-    if (step > 0)
-        return DSV_OK;
-    snprintf(path, sizeof path, "%s/checkpoint-3", saved);
-    DSVI_TRY(dsvi_checkpoint_load(t, path));
-    return dsvi_checkpoint_save(t, saved_again, path);
-}
-
 /* Checkpoints move between settings of offload and numbers of ranks, and the step after them is the same. */
 static void checkpoints_move_between_settings(void **state)
 {
@@ -326,17 +306,16 @@ static void checkpoints_move_between_settings(void **state)
         const char *const *form = way / 2 % 2 ? codes : plain;
         const char *offload = way < 4 ? "offload=states" : "offload=weights";
         int64_t stage = way < 4 ? 2 : 3;
-        snprintf(saved, sizeof saved, "%s", tiny_folder());
-        snprintf(saved_again, sizeof saved_again, "%s", tiny_folder());
+        rig_checkpoints_begin();
         Rig first = rig_of(words, form, way % 2 ? offload : NULL, way % 2 ? ranks_max : 1, 3, 4);
-        first.between = save_after_three_steps;
+        first.between = rig_save_after_three_steps;
         rig_train(&first);
         Rig second = rig_of(words, form, way % 2 ? NULL : offload, way % 2 ? 1 : ranks_max, stage, 1);
-        second.between = load_then_save;
+        second.between = rig_load_then_save;
         rig_train(&second);
-        tiny_same_checkpoints(saved, saved_again, 3);
+        rig_same_checkpoints();
         Rig third = rig_of(words, form, way % 2 ? NULL : offload, first.ranks, stage, 1);
-        third.between = load_then_save;
+        third.between = rig_load_then_save;
         rig_train(&third);
         assert_memory_equal(&first.rank[0].step[3].loss, &third.rank[0].step[0].loss, sizeof(double));
         assert_memory_equal(first.rank[0].weights, third.rank[0].weights,
@@ -344,8 +323,7 @@ static void checkpoints_move_between_settings(void **state)
         rig_free(&first);
         rig_free(&second);
         rig_free(&third);
-        assert_ok(dsvi_folder_remove(saved));
-        assert_ok(dsvi_folder_remove(saved_again));
+        rig_checkpoints_end();
     }
 }
 

@@ -2,6 +2,7 @@
 #include "train_rig.h"
 
 #include "backend/backend.h"
+#include "run/checkpoint.h"
 #include "train/tiny.h"
 
 typedef struct Source {
@@ -325,6 +326,41 @@ void rig_expect_diverged(const Rig *rig)
         if (!strstr(o->sentence, wanted) || !strstr(o->sentence, "are not both finite"))
             fail_msg("stage %d: %s", (int)rig->stage, o->sentence);
     }
+}
+
+static char saved[DSVI_PATH_MAX], saved_again[DSVI_PATH_MAX];
+
+void rig_checkpoints_begin(void)
+{
+    snprintf(saved, sizeof saved, "%s", tiny_folder());
+    snprintf(saved_again, sizeof saved_again, "%s", tiny_folder());
+}
+
+DsvStatus rig_save_after_three_steps(DsviTrainer *t, int step)
+{
+    char path[DSVI_PATH_MAX];
+    return step == 3 ? dsvi_checkpoint_save(t, saved, path) : DSV_OK;
+}
+
+DsvStatus rig_load_then_save(DsviTrainer *t, int step)
+{
+    char path[DSVI_PATH_MAX];
+    if (step > 0)
+        return DSV_OK;
+    snprintf(path, sizeof path, "%s/checkpoint-3", saved);
+    DSVI_TRY(dsvi_checkpoint_load(t, path));
+    return dsvi_checkpoint_save(t, saved_again, path);
+}
+
+void rig_same_checkpoints(void)
+{
+    tiny_same_checkpoints(saved, saved_again, 3);
+}
+
+void rig_checkpoints_end(void)
+{
+    assert_ok(dsvi_folder_remove(saved));
+    assert_ok(dsvi_folder_remove(saved_again));
 }
 
 bool rig_two_gpus(void)

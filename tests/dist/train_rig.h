@@ -69,6 +69,16 @@ void rig_same_bits(const Rig *a, const Rig *b);
 /* Checks that two trainings with the same samples end with a relative difference of at most `bound`. */
 void rig_close_to(const Rig *one, const Rig *many, double bound);
 
+/* Checkpoints that move from one training to another. rig_checkpoints_begin makes two folders. For
+ * Rig.between: rig_save_after_three_steps saves to the first folder; rig_load_then_save, before the first
+ * step, loads this checkpoint and saves it to the second folder. rig_same_checkpoints checks that both
+ * folders have the same files. rig_checkpoints_end removes the folders. */
+void rig_checkpoints_begin(void);
+DsvStatus rig_save_after_three_steps(DsviTrainer *trainer, int step);
+DsvStatus rig_load_then_save(DsviTrainer *trainer, int step);
+void rig_same_checkpoints(void);
+void rig_checkpoints_end(void);
+
 /* Returns whether two GPUs can train together on this machine; else prints the reason. */
 bool rig_two_gpus(void);
 
