@@ -93,7 +93,7 @@ static int64_t worst_head(const DsviSparse *s, int64_t block)
 }
 
 /* Asks the guard whether the block is sparse or dense from the next step on, and logs a change. */
-static void dispatch(DsviSparse *s, int64_t block)
+static void decide_block(DsviSparse *s, int64_t block)
 {
     char line[320];
     const DsviSparseBlock *b = &s->block[block];
@@ -138,7 +138,7 @@ void dsvi_sparse_decide(DsviSparse *s)
     bool decides = s->ran && !s->forced && !s->prescribed && !s->record.finishing[0] &&
                    s->step >= s->settings.sparse_warmup_steps;
     for (int64_t block = 0; block < s->shape.blocks && decides; block++)
-        dispatch(s, block);
+        decide_block(s, block);
 }
 
 void dsvi_sparse_force(DsviSparse *s, bool sparse_everywhere)

@@ -1,6 +1,7 @@
 /* Shared by the files of the sparse layer: DsviSparse itself, and the functions that one pass consists of.
  *
- *     sparse.c          the functions of sparse.h, in the order of a step
+ *     sparse.c          the functions of sparse.h that a step calls, in the order of a step; reports
+ *     sparse_create.c   creating and freeing a layer, and the state before the first step
  *     sparse_memory.c   memory on host and device
  *     sparse_offload.c  lists that wait in host memory for their backward pass
  *     sparse_tail.c     attention over lists, with the tail that stands in for the keys outside the lists
@@ -322,7 +323,7 @@ static inline size_t dsvi_sparse_max_size(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* ---- sparse.c ---- */
+/* ---- sparse_create.c ---- */
 
 /* Forgets measurements and decisions about blocks, as before the first step. */
 void dsvi_sparse_forget_measured(DsviSparse *sparse);

@@ -1,0 +1,170 @@
+/* Creates and frees a sparse layer: checks its options and shape, and puts it into the state before the first
+ * step. Several layers may share one selector. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cp/cp_limits.h"
+#include "sparse/order.h"
+#include "sparse/sparse_internal.h"
+
+/* Fails if every parallel plan divides the tokens among more ranks than attention over lists
+ * without a tail supports. */
+static DsvStatus check_ranks(const DsviCp *cp)
+{
+    DsviCpLimits part;
+    int64_t fewest = INT64_MAX;
+    for (int64_t i = 0; dsvi_cp_limits(cp, i, &part); i++)
+        fewest = part.sequence_ranks < fewest ? part.sequence_ranks : fewest;
+    if (fewest <= DSVI_SPAN_PARTS_MAX)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                     "sparse.enabled is true and %lld ranks divide the tokens of a clip "
+                     "in every plan there may be, expected at most %d",
+                     (long long)fewest, DSVI_SPAN_PARTS_MAX);
+}
+
+static DsvStatus sparse_check(const DsvConfig *settings, const DsviSparseShape *shape)
+{
+    int64_t tokens = shape->grid[0] * shape->grid[1] * shape->grid[2];
+    if (shape->tokens != tokens || tokens < 1)
+        return DSVI_FAIL(DSV_E_SHAPE,
+                         "sparse attention: %lld tokens do not make a grid of %lld x %lld x "
+                         "%lld",
+                         (long long)shape->tokens, (long long)shape->grid[0], (long long)shape->grid[1],
+                         (long long)shape->grid[2]);
+    if (shape->head_dim < 32 || shape->head_dim > DSVI_HEAD_DIM_MAX || shape->head_dim % 2)
+        return DSVI_FAIL(DSV_E_SHAPE,
+                         "sparse attention: head size is %lld, expected an even number from 32 "
+                         "to %d",
+                         (long long)shape->head_dim, DSVI_HEAD_DIM_MAX);
+    if (settings->sparse_group % settings->sparse_chunk)
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
+                         (long long)settings->sparse_chunk, (long long)settings->sparse_group);
+    if (settings->sparse_enabled && shape->cp && !dsvi_sparse_has_tail(settings))
+        DSVI_TRY(check_ranks(shape->cp));
+    DSVI_TRY(dsvi_sparse_check_tail(settings, shape->cp));
+    if (settings->sparse_time_choices && shape->cp)
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and %lld ranks share a clip, expected 1",
+                         (long long)dsvi_cp_ranks(shape->cp));
+    if (settings->sparse_time_choices && settings->sparse_offload_lists)
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.time_choices is true and so is sparse.offload_lists: choices "
+                                      "are timed over lists that stay on the device");
+    bool counts = settings->sparse_target_density > 0, topk = strcmp(settings->sparse_rule, "topk") == 0;
+    if (settings->sparse_enabled && !counts && (topk || settings->sparse_target_mass <= 0))
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "sparse.target_density is 0 and %s: nothing says how many keys lists "
+                         "may have",
+                         topk ? "sparse.rule is topk" : "so is sparse.target_mass");
+    return DSV_OK;
+}
+
+void dsvi_sparse_forget_measured(DsviSparse *s)
+{
+    DsviSparseRecord *r = &s->record;
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        r->sparse[block] = 0;
+        r->changes[block] = 0;
+        r->captured[block] = r->listed[block] = r->share90[block] = r->estimated_mass[block] = NAN;
+        r->missed[block] = r->error[block] = NAN;
+        r->density[block] = 1;
+    }
+    for (int64_t i = 0; i < s->shape.blocks * s->shape.heads; i++)
+        r->head_captured[i] = r->head_share90[i] = r->head_listed[i] = r->head_error[i] = NAN;
+    r->measured_step[0] = 0;
+    r->finishing[0] = 0;
+}
+
+void dsvi_sparse_restart(DsviSparse *s)
+{
+    dsvi_sparse_forget_measured(s);
+    s->record.break_even[0] = 1;
+    if (s->selector && !s->borrows)
+        dsvi_selector_forget(s->selector);
+}
+
+/* Sizes the lists, and gives them the shape and capacity of the first forward pass: the guard may decide
+ * about a layer that other ranks have used and this rank has not. */
+static void init_lists(DsviSparse *s)
+{
+    dsvi_sparse_size_lists(s);
+    for (int64_t block = 0; block < s->shape.blocks; block++) {
+        DsviSparseView view = dsvi_sparse_view(s, block);
+        dsvi_sparse_shape_lists(s, &view, &s->block[block].lists);
+        s->block[block].lists.capacity = s->spans_max;
+    }
+}
+
+DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,
+                             DsviSparseLog *log, void *log_context, DsviSparse **out)
+{
+    DsvStatus status;
+    DsviSparse *s = calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for sparse attention");
+    s->backend = backend;
+    s->settings = *settings;
+    s->shape = *shape;
+    s->acc = shape->act == DSVI_F64 ? DSVI_F64 : DSVI_F32;
+    s->log = log;
+    s->log_context = log_context;
+    s->tail = dsvi_sparse_tail_of(settings);
+    if (shape->cp && dsvi_cp_ranks(shape->cp) > 1)
+        s->cp = shape->cp;
+    s->shape.cp = s->cp;
+    s->samples = settings->sparse_profile_samples < shape->tokens ? settings->sparse_profile_samples
+                                                                  : shape->tokens;
+    s->listed_block = s->room_block = s->scored_block = -1;
+    s->resident[0] = s->resident[1] = s->arriving = -1;
+    s->predictor_loss = NAN;
+    DSVI_TRY_GOTO(status, sparse_check(settings, shape), fail);
+    DSVI_TRY_GOTO(status, dsvi_sparse_allocate_host(s), fail);
+    DSVI_TRY_GOTO(status, dsvi_order_make(settings->sparse_order, shape->grid, s->order), fail);
+    if (settings->sparse_enabled)
+        DSVI_TRY_GOTO(status, dsvi_selector_create(backend, &s->settings, &s->shape, &s->selector), fail);
+    dsvi_sparse_restart(s);
+    if (s->selector)
+        init_lists(s);
+    if (s->cp) /* context-parallel ranks decide together; dsvi_sparse_set_comm may add other ranks later */
+        dsvi_sparse_set_comm(s, dsvi_cp_group_host(dsvi_cp_group(s->cp)),
+                             dsvi_cp_group_device(dsvi_cp_group(s->cp)));
+    *out = s;
+    return DSV_OK;
+fail:
+    dsvi_sparse_free(&s);
+    return status;
+}
+
+void dsvi_sparse_free(DsviSparse **sparse)
+{
+    DsviSparse *s = *sparse;
+    if (!s)
+        return;
+    if (s->host_spans) /* the caller may free host_spans next: pending copies must not use this memory any
+                        * more */
+        s->backend->device->sync(s->backend->device->copies);
+    if (!s->borrows)
+        dsvi_selector_free(&s->selector);
+    if (s->host_memory)
+        s->backend->device->host_free(s->backend->device, s->host_memory);
+    free(s);
+    *sparse = NULL;
+}
+
+DsvStatus dsvi_sparse_share(DsviSparse *s, const DsviSparse *owner)
+{
+    if (!s->selector)
+        return DSV_OK;
+    if (!dsvi_selector_is_shared(s->selector) && strcmp(s->settings.sparse_selector, "predictor") == 0)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "sparse.selector is predictor, which learns from clips of one size, "
+                         "and data.buckets has several: expected another selector");
+    if (!dsvi_selector_is_shared(s->selector))
+        return DSV_OK;
+    dsvi_selector_free(&s->selector);
+    dsvi_selector_reserve(owner->selector, &s->shape);
+    s->selector = owner->selector;
+    s->borrows = true;
+    return DSV_OK;
+}
