@@ -1,5 +1,5 @@
-/* Reads keys of the config.json of an encoder, in the form of the package transformers. Errors name the file
- * and the key. */
+/* Reads the JSON files of published models, and keys of the config.json of an encoder in the form of the
+ * package transformers. Errors name the file and the key. */
 #ifndef DSVI_MODEL_CONFIG_H
 #define DSVI_MODEL_CONFIG_H
 

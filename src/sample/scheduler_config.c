@@ -6,14 +6,12 @@
 #include "sample/scheduler_config.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
-#include "base/fs.h"
+#include "model/model_config.h"
 
-enum { CONFIG_BYTES_MAX = 1 << 20 };
 static const double SHIFT_MIN = 0.01, SHIFT_MAX = 100; /* as the option flow_shift */
 
 /* A key with the only value that dsv implements, as JSON text. If the key is absent, its value is `absent`.
@@ -116,19 +114,10 @@ static DsvStatus scheduler_from_object(const cJSON *object, const char *path, Ds
 
 DsvStatus dsvi_scheduler_config_read(const char *path, DsviSchedulerConfig *out)
 {
-    DsvStatus status;
-    char *text = NULL;
-    size_t bytes;
-    cJSON *object = NULL;
-    DSVI_TRY_GOTO(status, dsvi_file_read(path, CONFIG_BYTES_MAX, &text, &bytes), done);
-    object = cJSON_ParseWithLength(text, bytes);
-    if (!cJSON_IsObject(object)) {
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: not a JSON object", path);
-        goto done;
-    }
-    DSVI_TRY_GOTO(status, scheduler_from_object(object, path, out), done);
-done:
+    cJSON *object;
+    DsvStatus status = dsvi_model_config_parse(path, &object);
+    if (status == DSV_OK)
+        status = scheduler_from_object(object, path, out);
     cJSON_Delete(object);
-    free(text);
     return status;
 }

@@ -8,15 +8,14 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
 #include "base/fs.h"
+#include "model/model_config.h"
 
 enum {
-    CONFIG_BYTES_MAX = 1 << 20,
     PATCH_MAX = 64,
     PUBLISHED_ROWS = 257 /* of a picture, computed by CLIP ViT-H */
 };
@@ -349,24 +348,20 @@ static DsvStatus read_fields(const cJSON *object, const char *path, DsviDitConfi
     return dsvi_dit_config_check(out, path);
 }
 
+static DsvStatus read_object(const cJSON *object, const char *path, DsviDitConfig *out)
+{
+    DSVI_TRY(check_variant(object, path));
+    return read_fields(object, path, out);
+}
+
 DsvStatus dsvi_dit_config_read(const char *path, DsviDitConfig *out)
 {
-    DsvStatus status;
-    char *text = NULL;
-    size_t bytes;
-    cJSON *object = NULL;
+    cJSON *object;
     memset(out, 0, sizeof *out);
-    DSVI_TRY_GOTO(status, dsvi_file_read(path, CONFIG_BYTES_MAX, &text, &bytes), done);
-    object = cJSON_ParseWithLength(text, bytes);
-    if (!cJSON_IsObject(object)) {
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: not a JSON object", path);
-        goto done;
-    }
-    DSVI_TRY_GOTO(status, check_variant(object, path), done);
-    DSVI_TRY_GOTO(status, read_fields(object, path, out), done);
-done:
+    DsvStatus status = dsvi_model_config_parse(path, &object);
+    if (status == DSV_OK)
+        status = read_object(object, path, out);
     cJSON_Delete(object);
-    free(text);
     return status;
 }
 

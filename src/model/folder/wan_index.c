@@ -1,13 +1,13 @@
 /* Reads what the JSON files of a published folder say about the kind of model (wan_parts.h). */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
 #include "model/folder/wan_parts.h"
+#include "model/model_config.h"
 
-enum { JSON_BYTES_MAX = 1 << 20, WHERE_BYTES = 256 };
+enum { WHERE_BYTES = 256 };
 
 /* Values of _class_name in model_index.json that stand for an unsupported kind of model. */
 static const char *const PIPELINES[][2] = {
@@ -36,20 +36,6 @@ void dsvi_wan_refuse(DsviWanFolder *folder, const char *where, const char *varia
         "%s: this is %s, which dsv does not support yet: only text-to-video and image-to-video models of "
         "Wan 2.1 and 2.2",
         where, variant);
-}
-
-static DsvStatus wan_read_json(const char *path, cJSON **out)
-{
-    char *text;
-    size_t bytes;
-    DSVI_TRY(dsvi_file_read(path, JSON_BYTES_MAX, &text, &bytes));
-    *out = cJSON_ParseWithLength(text, bytes);
-    free(text);
-    if (cJSON_IsObject(*out))
-        return DSV_OK;
-    cJSON_Delete(*out);
-    *out = NULL;
-    return DSVI_FAIL(DSV_E_FORMAT, "%s: not a JSON object", path);
 }
 
 /* Returns whether a key is there with a value other than null and false. */
@@ -115,11 +101,13 @@ static DsvStatus read_experts(DsviWanFolder *folder, const char *path, const cJS
 DsvStatus dsvi_wan_index_read(DsviWanFolder *folder)
 {
     char path[DSVI_PATH_MAX];
-    cJSON *object = NULL;
+    cJSON *object;
     DSVI_TRY(dsvi_path_join(path, folder->path, "model_index.json"));
-    DSVI_TRY(wan_read_json(path, &object));
-    refuse_by_index(folder, object);
-    DsvStatus status = folder->refused ? DSV_OK : read_experts(folder, path, object);
+    DsvStatus status = dsvi_model_config_parse(path, &object);
+    if (status == DSV_OK) {
+        refuse_by_index(folder, object);
+        status = folder->refused ? DSV_OK : read_experts(folder, path, object);
+    }
     cJSON_Delete(object);
     return status;
 }

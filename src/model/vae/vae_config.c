@@ -2,16 +2,15 @@
  * tensors where a file of weights comes alone. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cjson/cJSON.h>
 
 #include "base/fs.h"
+#include "model/model_config.h"
 #include "model/vae/vae_parts.h"
 
 enum {
-    CONFIG_BYTES_MAX = 1 << 20,
     BASE_DIM_MAX = 4096,
     DIM_MULT_MAX = 64,
     RES_BLOCKS_MAX = 64,
@@ -225,36 +224,24 @@ static DsvStatus config_read_fields(const ConfigFile *file, DsviVaeConfig *out)
 
 DsvStatus dsvi_vae_config_read(const char *path, DsviVaeConfig *out)
 {
-    DsvStatus status;
-    char *text = NULL;
-    size_t bytes;
-    cJSON *object = NULL;
+    cJSON *object;
     memset(out, 0, sizeof *out);
-    DSVI_TRY_GOTO(status, dsvi_file_read(path, CONFIG_BYTES_MAX, &text, &bytes), done);
-    object = cJSON_ParseWithLength(text, bytes);
-    if (!cJSON_IsObject(object)) {
-        status = DSVI_FAIL(DSV_E_FORMAT, "%s: not a JSON object, as expected", path);
-        goto done;
-    }
-    const ConfigFile file = {object, path};
-    DSVI_TRY_GOTO(status, config_read_fields(&file, out), done);
-done:
+    DsvStatus status = dsvi_model_config_parse(path, &object);
+    if (status == DSV_OK)
+        status = config_read_fields(&(ConfigFile){object, path}, out);
     cJSON_Delete(object);
-    free(text);
     return status;
 }
 
 static bool vae_config_is_of_vae(const char *path)
 {
-    char *text;
-    size_t bytes;
-    if (dsvi_file_read(path, CONFIG_BYTES_MAX, &text, &bytes) != DSV_OK)
-        return false;
-    cJSON *object = cJSON_ParseWithLength(text, bytes);
-    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "_class_name"));
-    bool is = name && strstr(name, "Autoencoder");
+    cJSON *object;
+    bool is = false;
+    if (dsvi_model_config_parse(path, &object) == DSV_OK) {
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "_class_name"));
+        is = name && strstr(name, "Autoencoder");
+    }
     cJSON_Delete(object);
-    free(text);
     return is;
 }
 
