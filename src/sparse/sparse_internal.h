@@ -43,11 +43,11 @@ typedef struct DsviSparseBlock {
     DsviLists lists; /* key lists of the heads and queries whose attention this rank computes, over all keys.
                       * lists.capacity: number of spans for which there is memory. Spans are stored in
                       * DsviSparse.spans, or in whole_spans if several ranks own the keys of a head */
-    DsviLists near,
-        far;            /* only if the block fetches keys (dsvi_sparse_fetches): the part of `lists` whose
-                         * keys this rank owns (near), and the part whose keys are fetched from other ranks
-                         * (far). With a tail near.offsets has the offsets of the lists over one row's keys */
-    int32_t *spans;     /* device memory: where spans that wait for the backward pass are stored */
+    DsviLists near;  /* only if the block fetches keys (dsvi_sparse_fetches): the part of `lists` whose keys
+                      * this rank owns. With a tail near.offsets has the offsets of the lists over one row's
+                      * keys */
+    DsviLists far;   /* only if the block fetches keys: the part whose keys other ranks own */
+    int32_t *spans;  /* device memory: where spans that wait for the backward pass are stored */
     int64_t first_span; /* index of the block's first span among the spans of all blocks */
     int64_t kept;       /* spans that wait for the backward pass; 0 if the block attended densely */
     bool fit;           /* the lists made last fit their capacity, on all context-parallel ranks */

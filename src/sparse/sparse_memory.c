@@ -94,7 +94,7 @@ static int64_t local_spans(const DsviSparse *s, const DsviCpLimits *part)
     return sparse_ceil_div(part->tokens, s->settings.sparse_grain);
 }
 
-/* needs_words and wants_words: number of 32-bit words for one bit per span, to mark spans that this rank
+/* needs_words and served_words: number of 32-bit words for one bit per span, to mark spans that this rank
  * needs from other ranks, and spans that other ranks need from this rank (cp/rows_exchange.h). */
 static int64_t needs_words(const DsviSparse *s, const DsviCpLimits *part)
 {
@@ -102,7 +102,7 @@ static int64_t needs_words(const DsviSparse *s, const DsviCpLimits *part)
                             : 0;
 }
 
-static int64_t wants_words(const DsviSparse *s, const DsviCpLimits *part)
+static int64_t served_words(const DsviSparse *s, const DsviCpLimits *part)
 {
     return fetches(s, part)
                ? dsvi_rows_served_words(pair_count(s, part), part->sequence_ranks, local_spans(s, part))
@@ -392,11 +392,11 @@ static void carve_lists(DsviSparse *s, DsviArena *arena)
                                        max_count(s, divided_lists) > 0 ? s->spans_max : 0, sizeof(int32_t));
     uint32_t *needs_marks = sparse_take_array(arena, DSVI_MEM_SPARSE, blocks * max_count(s, needs_words),
                                               sizeof *needs_marks);
-    uint32_t *served_marks = sparse_take_array(arena, DSVI_MEM_SPARSE, blocks * max_count(s, wants_words),
+    uint32_t *served_marks = sparse_take_array(arena, DSVI_MEM_SPARSE, blocks * max_count(s, served_words),
                                                sizeof *served_marks);
     for (int64_t block = 0; block < s->shape.blocks && needs_marks; block++) {
         s->block[block].needs_marks = needs_marks + block % blocks * max_count(s, needs_words);
-        s->block[block].served_marks = served_marks + block % blocks * max_count(s, wants_words);
+        s->block[block].served_marks = served_marks + block % blocks * max_count(s, served_words);
     }
 }
 
@@ -476,7 +476,7 @@ static void layout_far(DsviSparse *s, const DsviCpLimits *part, DsviArena *arena
     room->far_lse = sparse_take_array(arena, DSVI_MEM_SCRATCH, results, acc);
     room->far_dq = sparse_take_array(arena, DSVI_MEM_SCRATCH, s->shape.backward ? results * dim : 0, act);
     room->needs_before = sparse_take_array(arena, DSVI_MEM_SCRATCH, needs_words(s, part), sizeof(int32_t));
-    room->served_before = sparse_take_array(arena, DSVI_MEM_SCRATCH, wants_words(s, part), sizeof(int32_t));
+    room->served_before = sparse_take_array(arena, DSVI_MEM_SCRATCH, served_words(s, part), sizeof(int32_t));
     room->needs_first = sparse_take_array(arena, DSVI_MEM_SCRATCH, first_counts(s, part), sizeof(int64_t));
     room->served_first = sparse_take_array(arena, DSVI_MEM_SCRATCH, first_counts(s, part), sizeof(int64_t));
     room->sent = sparse_take_array(arena, DSVI_MEM_SCRATCH, 2 * sent_rows(s, part) * dim, act);
