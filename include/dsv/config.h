@@ -81,7 +81,8 @@ DsvStatus dsv_config_set(DsvConfig *config, const char *assignment);
  * @param count       may be 0
  * @return as dsv_config_set(); also DSV_E_USAGE if they change model.preset but leave sizes
  *     (model.num_layers, ...) that the file set for its own preset, because the model would then be neither
- *     of the two presets */
+ *     of the two presets, and if they set lora_rank to 0 where the file sets another rank, because its
+ *     learning rate was chosen for a LoRA */
 DsvStatus dsv_config_set_all(DsvConfig *config, const char *const *assignments, size_t count);
 
 /** Writes all options as YAML; dsv_config_load() of that file gives an equal struct.

@@ -84,12 +84,26 @@ static DsvStatus refuse_mixed_preset(const DsvConfig *before, const DsvConfig *c
                      config->model_preset, kept, before->model_preset);
 }
 
+/* Fails if the arguments take the LoRA out of a configuration for one: the file's learning rate and its other
+ * values were chosen for a LoRA, and would then train all weights. */
+static DsvStatus refuse_no_lora(const DsvConfig *before, const DsvConfig *config)
+{
+    if (before->lora_rank == 0 || config->lora_rank > 0)
+        return DSV_OK;
+    return DSVI_FAIL(
+        DSV_E_USAGE,
+        "lora_rank=0: the file sets lora_rank=%lld and is for a LoRA, expected 1 or more; to train "
+        "all weights, use a file without lora_rank, such as configs/wan_full.yaml",
+        (long long)before->lora_rank);
+}
+
 DsvStatus dsv_config_set_all(DsvConfig *config, const char *const *assignments, size_t count)
 {
     DSVI_TRY(dsvi_config_check_abi(config));
     const DsvConfig before = *config;
     for (size_t i = 0; i < count; i++)
         DSVI_TRY(dsv_config_set(config, assignments[i]));
+    DSVI_TRY(refuse_no_lora(&before, config));
     return refuse_mixed_preset(&before, config, assignments, count);
 }
 

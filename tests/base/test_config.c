@@ -236,6 +236,23 @@ static void yaml_nested_and_dotted(void **state)
     assert_int_equal(config->height, 128); /* not in the file: unchanged */
 }
 
+/* A file for a LoRA has the learning rate of a LoRA: arguments change the rank, but do not take it away. */
+static void rank_0_over_a_file_for_a_lora(void **state)
+{
+    static const char *const NONE[] = {"lora_rank=0"}, *const OTHER[] = {"lora_rank=0", "lora_rank=8"};
+    (void)state;
+    assert_ok(dsv_config_set_all(config, NONE, 1)); /* the file names no rank */
+    assert_ok(dsv_config_load(config, yaml("lora_rank: 32\n")));
+    assert_fails(
+        DSV_E_USAGE,
+        "lora_rank=0: the file sets lora_rank=32 and is for a LoRA, expected 1 or more; to train all "
+        "weights, use a file without lora_rank, such as configs/wan_full.yaml",
+        dsv_config_set_all(config, NONE, 1));
+    assert_ok(dsv_config_load(config, yaml("lora_rank: 32\n")));
+    assert_ok(dsv_config_set_all(config, OTHER, 2));
+    assert_int_equal(config->lora_rank, 8);
+}
+
 static void yaml_of_texts(void **state)
 {
     static const struct {
@@ -495,6 +512,7 @@ int main(void)
         TEST(assignments_that_are_refused),
         TEST(long_texts_and_keys),
         TEST(yaml_nested_and_dotted),
+        TEST(rank_0_over_a_file_for_a_lora),
         TEST(yaml_of_texts),
         TEST(yaml_that_sets_nothing),
         TEST(yaml_that_is_refused),
