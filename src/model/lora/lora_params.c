@@ -144,11 +144,12 @@ static DsvStatus append_all(const DsviParamTable *model, const Wanted *wanted, D
 {
     DsviParamTable *table = &out->table;
     for (int64_t bucket = 0; bucket < table->buckets; bucket++) {
+        table->first[bucket] = table->count;
         table->begin[bucket] = table->gemm[bucket] = table->elements;
-        for (int64_t i = 0; i < model->count; i++)
-            if (dsvi_param_bucket(model, model->params[i].offset) == bucket)
-                DSVI_TRY(append_if_wanted(wanted, &model->params[i], out));
+        for (int64_t i = model->first[bucket]; i < model->first[bucket + 1]; i++)
+            DSVI_TRY(append_if_wanted(wanted, &model->params[i], out));
     }
+    table->first[table->buckets] = table->count;
     table->begin[table->buckets] = table->elements;
     return DSV_OK;
 }
@@ -159,11 +160,12 @@ static DsvStatus make_lora_params(const DsviParamTable *model, const Wanted *wan
     DsvStatus status;
     *out = (DsviLoraParams){.count = 0};
     table->buckets = model->buckets;
+    table->first = calloc((size_t)table->buckets + 1, sizeof *table->first);
     table->begin = calloc((size_t)table->buckets + 1, sizeof *table->begin);
     table->gemm = calloc((size_t)table->buckets, sizeof *table->gemm);
     table->params = calloc(2 * (size_t)model->count, sizeof *table->params);
     out->targets = calloc((size_t)model->count, sizeof *out->targets);
-    if (table->begin && table->gemm && table->params && out->targets)
+    if (table->first && table->begin && table->gemm && table->params && out->targets)
         status = append_all(model, wanted, out);
     else
         status = DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the table of a LoRA's parameters");

@@ -54,6 +54,7 @@ typedef struct DsviParamTable {
     int64_t elements;   /* of the flat array, including padding, which is always zero */
     int64_t parameters; /* number of all elements of parameters, without padding */
     int64_t buckets;    /* blocks + 2 */
+    int64_t *first;     /* (buckets + 1) index of each bucket's first parameter; the last entry is `count` */
     int64_t *begin;     /* (buckets + 1) place where each bucket begins; the last entry is `elements` */
     int64_t *gemm;      /* (buckets) place where the GEMM weights of each bucket begin */
 } DsviParamTable;

@@ -123,19 +123,20 @@ static void weights_table_add_block(Builder *b, const DsviDitConfig *config, int
     b->prefix[0] = 0;
 }
 
-/* Returns the index of a bucket's first parameter in the table. */
-static int64_t first_param(const Builder *b, int64_t bucket)
+static void number_params(const Builder *b)
 {
-    if (bucket == 0)
-        return 0;
-    return bucket == b->table->buckets ? b->table->count : b->before + b->per_block * (bucket - 1);
+    DsviParamTable *table = b->table;
+    table->first[0] = 0;
+    for (int64_t s = 1; s < table->buckets; s++)
+        table->first[s] = b->before + b->per_block * (s - 1);
+    table->first[table->buckets] = table->count;
 }
 
 /* Assigns places in the flat array to the parameters of a bucket: to its GEMM weights, or to all others. */
 static void weights_table_place(const Builder *b, int64_t bucket, bool gemm)
 {
     DsviParamTable *table = b->table;
-    for (int64_t i = first_param(b, bucket); i < first_param(b, bucket + 1); i++) {
+    for (int64_t i = table->first[bucket]; i < table->first[bucket + 1]; i++) {
         DsviParam *param = &table->params[i];
         if (param->in_compute_dtype != gemm)
             continue;
@@ -170,9 +171,10 @@ DsvStatus dsvi_param_table_make(const DsviDitConfig *config, DsviParamTable *out
     memset(out, 0, sizeof *out);
     out->buckets = config->num_layers + 2;
     out->params = calloc((size_t)count, sizeof *out->params);
+    out->first = calloc((size_t)out->buckets + 1, sizeof *out->first);
     out->begin = calloc((size_t)out->buckets + 1, sizeof *out->begin);
     out->gemm = calloc((size_t)out->buckets, sizeof *out->gemm);
-    if (!out->params || !out->begin || !out->gemm) {
+    if (!out->params || !out->first || !out->begin || !out->gemm) {
         dsvi_param_table_free(out);
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the table of a model's parameters");
     }
@@ -196,6 +198,7 @@ DsvStatus dsvi_param_table_make(const DsviDitConfig *config, DsviParamTable *out
     add_linear(&b, "proj_out", "head.head", HEAD_WEIGHT,
                patch[0] * patch[1] * patch[2] * config->out_channels, width);
     DSVI_ASSERT(out->count == count);
+    number_params(&b);
     place_all(&b);
     return DSV_OK;
 }
@@ -203,17 +206,30 @@ DsvStatus dsvi_param_table_make(const DsviDitConfig *config, DsviParamTable *out
 void dsvi_param_table_free(DsviParamTable *table)
 {
     free(table->params);
+    free(table->first);
     free(table->begin);
     free(table->gemm);
     memset(table, 0, sizeof *table);
 }
 
-int64_t dsvi_param_find(const DsviParamTable *table, const char *name)
+/* Returns the index of the parameter with this name in a bucket, or -1. */
+static int64_t find_in_bucket(const DsviParamTable *table, int64_t bucket, const char *name)
 {
-    for (int64_t i = 0; i < table->count; i++)
+    for (int64_t i = table->first[bucket]; i < table->first[bucket + 1]; i++)
         if (strcmp(table->params[i].name, name) == 0)
             return i;
     return -1;
+}
+
+int64_t dsvi_param_find(const DsviParamTable *table, const char *name)
+{
+    static const char BLOCKS[] = "blocks.";
+    if (strncmp(name, BLOCKS, sizeof BLOCKS - 1) == 0) {
+        long long block = strtoll(name + sizeof BLOCKS - 1, NULL, 10);
+        return block >= 0 && block < table->buckets - 2 ? find_in_bucket(table, block + 1, name) : -1;
+    }
+    int64_t before = find_in_bucket(table, 0, name);
+    return before >= 0 ? before : find_in_bucket(table, table->buckets - 1, name);
 }
 
 int64_t dsvi_param_bucket(const DsviParamTable *table, int64_t place)
@@ -266,10 +282,8 @@ void dsvi_weights_init_bucket(const DsviParamTable *table, uint64_t seed, int64_
 {
     int64_t first = table->begin[bucket], past = table->begin[bucket + 1];
     memset(out, 0, (size_t)(past - first) * sizeof *out);
-    for (int64_t i = 0; i < table->count; i++) {
+    for (int64_t i = table->first[bucket]; i < table->first[bucket + 1]; i++) {
         const DsviParam *param = &table->params[i];
-        if (param->offset < first || param->offset >= past)
-            continue;
         ParamInit init = {param, {seed, DSVI_RNG_INIT, (uint32_t)i}, out + (param->offset - first)};
         dsvi_parallel_for(param->count, INIT_PIECE, init_values, &init);
     }
