@@ -28,13 +28,15 @@ typedef struct Labels {
     int64_t count, room;
 } Labels;
 
+static const char NO_ROOM[] = "no memory to plan the activations of blocks";
+
 static DsvStatus push(Labels *labels, const Label *label)
 {
     if (labels->count == labels->room) {
         int64_t room = labels->room ? 2 * labels->room : 256;
         Label *grown = realloc(labels->at, (size_t)room * sizeof *grown);
         if (!grown)
-            return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to plan the activations of blocks");
+            return DSVI_FAIL(DSV_E_NO_MEMORY, NO_ROOM);
         labels->at = grown;
         labels->room = room;
     }
@@ -59,27 +61,45 @@ static int by_bytes(const void *a, const void *b)
     return (x->next > y->next) - (x->next < y->next);
 }
 
+/* Returns whether x is at least as good as y, apart from bytes. */
 static bool beats(const Label *x, const Label *y, bool whole)
 {
-    if (x->bytes > y->bytes || x->time > y->time)
+    if (x->time > y->time)
         return false;
     return whole || (x->cover[0] >= y->cover[0] && x->cover[1] >= y->cover[1] && x->shared <= y->shared);
 }
 
-/* Drops labels that others beat. `whole`: the labels are of the whole chain, and no block comes before.
- * Labels with nearly the same bytes are compared first, because they beat each other most often. */
-static void drop_beaten(Labels *labels, bool whole)
+/* Drops labels that others beat, and those of more than `limit` bytes except the smallest: blocks that are
+ * put before a label only add bytes. `whole`: the labels are of the whole chain, and no block comes before.
+ * The labels are visited by rising bytes, so that each of them can be beaten by earlier ones only. `best`
+ * holds the earlier ones that no other of them beats in all respects but bytes; they are few, because `cover`
+ * has few values. */
+static DsvStatus drop_beaten(Labels *labels, size_t limit, bool whole)
 {
-    int64_t kept = 0;
+    int64_t kept = 0, best_count = 0;
+    Label *best = malloc((size_t)labels->count * sizeof *best + 1);
+    if (!best)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, NO_ROOM);
     qsort(labels->at, (size_t)labels->count, sizeof *labels->at, by_bytes);
     for (int64_t i = 0; i < labels->count; i++) {
-        int64_t j = kept - 1;
-        while (j >= 0 && !beats(&labels->at[j], &labels->at[i], whole))
-            j--;
-        if (j < 0)
-            labels->at[kept++] = labels->at[i];
+        const Label label = labels->at[i];
+        if (i > 0 && label.bytes > limit)
+            break;
+        int64_t j = 0, left = 0;
+        while (j < best_count && !beats(&best[j], &label, whole))
+            j++;
+        if (j < best_count)
+            continue;
+        for (j = 0; j < best_count; j++)
+            if (!beats(&label, &best[j], whole))
+                best[left++] = best[j];
+        best[left++] = label;
+        best_count = left;
+        labels->at[kept++] = label;
     }
     labels->count = kept;
+    free(best);
+    return DSV_OK;
 }
 
 static int64_t chain_longest_copy(const DsviChain *chain)
@@ -116,23 +136,42 @@ static Label put_before(const DsviChainBlock *block, int w, const Label *next, i
     return label;
 }
 
-/* Makes the labels of all blocks: labels[b] begin with block b, labels[blocks] is the empty choice. */
-static DsvStatus make_labels(const DsviChain *chain, Labels *labels, int64_t *tried)
+/* Puts a block before each choice of `next` in each allowed way. */
+static DsvStatus put_block(const DsviChainBlock *block, const Labels *next, int64_t longest, Labels *out)
+{
+    out->count = 0;
+    for (int64_t i = 0; i < next->count; i++)
+        for (int w = 0; w < DSVI_BLOCK_WAYS; w++) {
+            if (!block->way[w].allowed)
+                continue;
+            Label label = put_before(block, w, &next->at[i], i, longest);
+            DSVI_TRY(push(out, &label));
+        }
+    return DSV_OK;
+}
+
+static DsvStatus copy_labels(const Labels *from, Labels *to)
+{
+    to->at = malloc((size_t)from->count * sizeof *to->at + 1);
+    if (!to->at)
+        return DSVI_FAIL(DSV_E_NO_MEMORY, NO_ROOM);
+    memcpy(to->at, from->at, (size_t)from->count * sizeof *to->at);
+    to->count = to->room = from->count;
+    return DSV_OK;
+}
+
+/* Makes the labels of all blocks: labels[b] begin with block b, labels[blocks] is the empty choice. `all`
+ * holds the labels of one block before some of them are dropped. */
+static DsvStatus make_labels(const DsviChain *chain, Labels *labels, Labels *all, int64_t *tried)
 {
     int64_t longest = chain_longest_copy(chain);
     const Label empty = {.bytes = chain->end + chain->after_end, .cover = {longest, longest}};
     DSVI_TRY(push(&labels[chain->blocks], &empty));
     for (int64_t b = chain->blocks - 1; b >= 0; b--) {
-        const Labels *next = &labels[b + 1];
-        for (int64_t i = 0; i < next->count; i++)
-            for (int w = 0; w < DSVI_BLOCK_WAYS; w++) {
-                if (!chain->block[b].way[w].allowed)
-                    continue;
-                Label label = put_before(&chain->block[b], w, &next->at[i], i, longest);
-                DSVI_TRY(push(&labels[b], &label));
-            }
-        *tried += labels[b].count;
-        drop_beaten(&labels[b], b == 0);
+        DSVI_TRY(put_block(&chain->block[b], &labels[b + 1], longest, all));
+        *tried += all->count;
+        DSVI_TRY(drop_beaten(all, chain->limit, b == 0));
+        DSVI_TRY(copy_labels(all, &labels[b]));
     }
     return DSV_OK;
 }
@@ -160,15 +199,16 @@ static DsvStatus list_plans(const DsviChain *chain, const Labels *labels, DsviBl
 DsvStatus dsvi_block_plans_find(const DsviChain *chain, DsviBlockPlans *out)
 {
     *out = (DsviBlockPlans){.count = 0};
-    Labels *labels = calloc((size_t)chain->blocks + 1, sizeof *labels);
+    Labels *labels = calloc((size_t)chain->blocks + 1, sizeof *labels), all = {.count = 0};
     if (!labels)
         return DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to plan %lld blocks", (long long)chain->blocks);
-    DsvStatus status = make_labels(chain, labels, &out->tried);
+    DsvStatus status = make_labels(chain, labels, &all, &out->tried);
     if (status == DSV_OK)
         status = list_plans(chain, labels, out);
     for (int64_t b = 0; b <= chain->blocks; b++)
         free(labels[b].at);
     free(labels);
+    free(all.at);
     return status;
 }
 

@@ -43,6 +43,7 @@ typedef struct DsviChain {
     int64_t blocks;
     const DsviChainBlock *block; /* (blocks) */
     size_t end, after_end;       /* bytes that follow the blocks, and gradients that follow these */
+    size_t limit;                /* plans of more bytes are not wanted */
 } DsviChain;
 
 /* Choices that nothing beats: what needs no more memory is not faster. */
@@ -59,7 +60,8 @@ typedef struct DsviBlockPlans {
     uint8_t *ways;       /* memory of the plans' `way` */
 } DsviBlockPlans;
 
-/* Finds all such plans of the chain. The caller frees *out, also after a failure. */
+/* Finds all such plans of at most chain->limit bytes, or without any a smallest plan. The caller frees *out,
+ * also after a failure. */
 DsvStatus dsvi_block_plans_find(const DsviChain *chain, DsviBlockPlans *out);
 void dsvi_block_plans_free(DsviBlockPlans *plans);
 /* Returns the fastest plan of at most `bytes`; NULL: none. */

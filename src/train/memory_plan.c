@@ -93,9 +93,10 @@ typedef struct Level {
 typedef struct Planner {
     DsviTrainer *t;
     dsvi_layout_fn *layout;
-    size_t limit;             /* bytes of device memory */
-    size_t host_limit;        /* bytes of host memory */
-    size_t host_beside;       /* of these, what is taken by every choice */
+    size_t limit;       /* bytes of device memory */
+    size_t pass_limit;  /* of these, what a pass may take at most, with as much as possible on the host */
+    size_t host_limit;  /* bytes of host memory */
+    size_t host_beside; /* of these, what is taken by every choice */
     int64_t levels[WAITINGS]; /* most blocks for which it can wait; -1: it cannot */
     Level *level[WAITINGS];   /* (levels + 1) */
     size_t grads;             /* bytes of gradients that wait beside trained weights */
@@ -235,6 +236,7 @@ static DsviChain make_chain(const Planner *p, const DsviTrainerSize *size, int s
         .block = p->block,
         .end = set_waits(set) ? 0 : dsvi_dit_input_bytes(dit),
         .after_end = dsvi_dit_gradients_from(dit, layers + 1),
+        .limit = p->pass_limit,
     };
 }
 
@@ -535,16 +537,19 @@ static void release(Planner *p)
     free(p->kept);
 }
 
-/* Finds what does not depend on the limit. */
+/* Measures what can wait, and finds the plans of activations that may fit beside the rest. */
 static DsvStatus measure(Planner *p)
 {
     DsviTrainer *t = p->t;
+    size_t begin = SIZE_MAX;
     for (int w = 0; w < WAITINGS; w++)
         for (int64_t level = 0; level <= p->levels[w]; level++) {
             set_level(p, (Waiting)w, level);
             (void)lay_out(p);
             p->level[w][level] = (Level){t->passes_begin, lay_out_host(p).used};
+            begin = t->passes_begin < begin ? t->passes_begin : begin;
         }
+    p->pass_limit = p->limit > begin ? p->limit - begin : 0;
     for (int half = 0; half < 2; half++) {
         if (half && p->levels[WEIGHTS] < 0)
             continue;

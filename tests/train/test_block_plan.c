@@ -38,7 +38,8 @@ static void fill_ways(DsviChainBlock *block, size_t unit, int64_t again, int64_t
 static void random_chain(DsviChainBlock *block, int64_t blocks, DsviChain *chain)
 {
     size_t after = (size_t)draw(0, 9) * 10;
-    *chain = (DsviChain){.blocks = blocks, .block = block, .end = 4, .after_end = after / 8};
+    *chain = (DsviChain){
+        .blocks = blocks, .block = block, .end = 4, .after_end = after / 8, .limit = SIZE_MAX};
     for (int64_t b = 0; b < blocks; b++) {
         int64_t forward = draw(5, 40);
         block[b] = (DsviChainBlock){
@@ -139,6 +140,31 @@ static void equals_an_exhaustive_search(void **state)
     }
 }
 
+/* With a limit the plans of at most so many bytes remain, and without any a smallest plan. */
+static void a_limit_leaves_out_larger_plans(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        DsviChainBlock block[SHORT];
+        DsviChain chain;
+        DsviBlockPlans all, plans;
+        random_chain(block, SHORT, &chain);
+        assert_ok(dsvi_block_plans_find(&chain, &all));
+        for (int64_t within = 0; within <= all.count; within++) {
+            chain.limit = within > 0 ? all.plan[within - 1].bytes : 0;
+            assert_ok(dsvi_block_plans_find(&chain, &plans));
+            assert_int_equal(plans.count, all.count == 0 ? 0 : within > 0 ? within : 1);
+            for (int64_t k = 0; k < plans.count; k++) {
+                assert_int_equal(plans.plan[k].bytes, all.plan[k].bytes);
+                if (within > 0)
+                    assert_int_equal(plans.plan[k].time, all.plan[k].time);
+            }
+            dsvi_block_plans_free(&plans);
+        }
+        dsvi_block_plans_free(&all);
+    }
+}
+
 /* More memory never makes a plan slower. */
 static void plans_rise_in_memory_and_fall_in_time(const DsviBlockPlans *plans)
 {
@@ -158,7 +184,8 @@ static void long_chains_take_little_work(void **state)
         DsviChainBlock block[LONG];
         DsviBlockPlans plans;
         const size_t unit = (size_t)32760 * 5120, gradients = (size_t)3 << 29;
-        const DsviChain chain = {.blocks = LONG, .block = block, .end = 4 * unit, .after_end = 12345};
+        const DsviChain chain = {
+            .blocks = LONG, .block = block, .end = 4 * unit, .after_end = 12345, .limit = SIZE_MAX};
         for (int64_t b = 0; b < LONG; b++) {
             block[b] = (DsviChainBlock){
                 .forward = 71234567, .backward = 153456789, .after = gradients * (size_t)(LONG - b)};
@@ -175,6 +202,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_an_exhaustive_search),
+        cmocka_unit_test(a_limit_leaves_out_larger_plans),
         cmocka_unit_test(long_chains_take_little_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
