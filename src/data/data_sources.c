@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/fs.h"
 #include "base/number_text.h"
@@ -46,7 +47,15 @@ static DsvStatus read_part(const char *part, DsviDataSource *source)
     return read_weight(part, colon + 1, source);
 }
 
-/* Fails if some sources have weights and others have none or repeats, or two have one path. */
+/* Returns whether two paths lead to one file or folder, whatever their spelling. */
+static bool same_file(const char *a, const char *b)
+{
+    struct stat of_a, of_b;
+    return stat(a, &of_a) == 0 && stat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev &&
+           of_a.st_ino == of_b.st_ino;
+}
+
+/* Fails if some sources have weights and others have none or repeats, or two are one file or folder. */
 static DsvStatus check_together(const DsviDataSource *sources, int64_t count)
 {
     for (int64_t i = 1; i < count; i++) {
@@ -58,8 +67,9 @@ static DsvStatus check_together(const DsviDataSource *sources, int64_t count)
                              (first->weight > 0 ? first : other)->path,
                              (first->weight > 0 ? other : first)->path);
         for (int64_t k = 0; k < i; k++)
-            if (strcmp(sources[k].path, other->path) == 0)
-                return DSVI_FAIL(DSV_E_USAGE, "%s is named twice, expected each source once", other->path);
+            if (same_file(sources[k].path, other->path))
+                return DSVI_FAIL(DSV_E_USAGE, "%s and %s are the same source, expected each source once",
+                                 sources[k].path, other->path);
     }
     return DSV_OK;
 }

@@ -24,7 +24,8 @@ typedef struct DsviDataSource {
 /* Parses `text`: PATH, or PATH:WEIGHT or PATH:xREPEATS for each source, with commas between them. A text, or
  * a part between commas, that is the path of an existing file or folder is a path as it stands. Stores *count
  * sources in `sources` (DSVI_DATA_SOURCES_MAX). Fails with DSV_E_NOT_FOUND if a path does not exist, and with
- * DSV_E_USAGE if a weight is not above 0, only some sources have weights, or a source is named twice. */
+ * DSV_E_USAGE if a weight is not above 0, only some sources have weights, or two paths lead to one file or
+ * folder. */
 DsvStatus dsvi_data_sources_parse(const char *text, DsviDataSource *sources, int64_t *count);
 
 #ifdef __cplusplus

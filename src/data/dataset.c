@@ -14,6 +14,7 @@
 #include "base/threads.h"
 #include "data/clip_stream.h"
 #include "data/dataset_find.h"
+#include "data/dataset_sources.h"
 #include "data/latent_cache.h"
 #include "data/latent_file.h"
 #include "data/trigger_word.h"
@@ -177,6 +178,7 @@ DsvStatus dsvi_dataset_open(const char *path, const DsvConfig *config, DsviDatas
     DSVI_TRY_GOTO(status, dsvi_dataset_find(d, path, config), done);
     DSVI_TRY_GOTO(status, check_items(&check), done);
     DSVI_TRY_GOTO(status, check_sources(d), done);
+    DSVI_TRY_GOTO(status, dsvi_dataset_remark_shared(d), done);
     DSVI_TRY_GOTO(status, dsvi_trigger_word_apply(d, config->data_trigger_word), done);
     d->sizes.count = 1;
     d->sizes.at[0] = (DsviClipSize){config->num_frames, config->height, config->width};
@@ -203,6 +205,7 @@ void dsvi_dataset_close(DsviDataset **dataset)
     free(d->items);
     free(d->sources);
     free(d->order);
+    free(d->places_end);
     free(d->left_out);
     free(d->remarks);
     free(d);

@@ -72,12 +72,11 @@ typedef struct DsviDataset {
     bool sized;            /* the sizes of the items are those of data.buckets */
     bool fixed;            /* each item is one window of a clip, which begins at its `start` */
     DsviClipSizes sizes;   /* at which the items are trained */
-    /* The items that an epoch uses, size after size. The part of one size lists all items of this size in
-     * ascending order, then the items with repeats of 2 or more, then those with 3 or more, up to the
-     * largest. NULL: there is one size, and each item is used once. */
+    /* The items, size after size, those of a size in ascending order. An item has as many places in an epoch
+     * of its size as it repeats, one after another. NULL: there is one size, and each item is used once. */
     int64_t *order;
-    int64_t first_of[DSVI_CLIP_SIZES_MAX + 1]; /* where the places of a size begin in `order` */
-    int64_t items_of[DSVI_CLIP_SIZES_MAX];     /* items of a size, without repeats */
+    int64_t *places_end; /* (count) for each item of `order`: the places of its size up to its last one */
+    int64_t first_of[DSVI_CLIP_SIZES_MAX + 1]; /* where the items of a size begin in `order` */
 } DsviDataset;
 
 /* Opens the data at `path`, which names one source or several (data_sources.h): a folder of clips (including

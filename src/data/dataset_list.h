@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 /* Largest number of times that an epoch uses an entry. */
-enum { DSVI_REPEATS_MAX = 1000 };
+enum { DSVI_REPEATS_MAX = 1000000 };
 
 typedef struct DsviListRow {
     const char *path;

@@ -118,10 +118,17 @@ DsviSampleRef dsvi_dataset_sample_in(const DsviDataset *dataset, const DsvConfig
 
 /* ---- Several sizes ---- */
 
+/* Returns the number of items of a size. */
+static int64_t items_of(const DsviDataset *dataset, int64_t size)
+{
+    return dataset->first_of[size + 1] - dataset->first_of[size];
+}
+
 /* Returns the number of places of a size in an epoch. */
 static uint64_t places_of(const DsviDataset *dataset, int64_t size)
 {
-    return (uint64_t)(dataset->first_of[size + 1] - dataset->first_of[size]);
+    int64_t past = dataset->first_of[size + 1];
+    return items_of(dataset, size) > 0 ? (uint64_t)dataset->places_end[past - 1] : 0;
 }
 
 static uint64_t batches_of(const DsviDataset *dataset, const DsvConfig *config, int64_t size)
@@ -166,14 +173,16 @@ static uint64_t seed_of_size(const DsvConfig *config, int64_t size)
     return (uint64_t)config->seed ^ 0x9e3779b97f4a7c15u * (uint64_t)(size + 1);
 }
 
-/* Returns the number of an item among the items of its size. */
-static uint64_t rank_in_size(const int64_t *items, int64_t count, int64_t item)
+/* Returns the number, among the `count` items of a size, of the item that has this place; ends (count): the
+ * end of each item's places. */
+static uint64_t item_at(const int64_t *ends, int64_t count, uint64_t place)
 {
     int64_t low = 0;
-    while (count > 1) {
+    while (count > 0) {
         int64_t half = count / 2;
-        low = items[low + half] <= item ? low + half : low;
-        count -= half;
+        bool after = (uint64_t)ends[low + half] <= place;
+        low = after ? low + half + 1 : low;
+        count = after ? count - half - 1 : half;
     }
     return (uint64_t)low;
 }
@@ -188,9 +197,9 @@ static DsviSampleRef sample_of_sizes(const DsviDataset *dataset, const DsvConfig
              epoch = index / batch / dsvi_dataset_epoch_batches(dataset, config);
     uint64_t at = permuted_position(seed_of_size(config, size), epoch, (of_size * batch + index % batch) % n,
                                     n);
-    const int64_t *places = dataset->order + dataset->first_of[size], items = dataset->items_of[size];
-    uint64_t rank = rank_in_size(places, items, places[at]) + (uint64_t)attempt;
-    return draw_in(dataset, config, index, places[rank % (uint64_t)items], attempt / items);
+    const int64_t *order = dataset->order + dataset->first_of[size], items = items_of(dataset, size);
+    uint64_t rank = item_at(dataset->places_end + dataset->first_of[size], items, at) + (uint64_t)attempt;
+    return draw_in(dataset, config, index, order[rank % (uint64_t)items], attempt / items);
 }
 
 /* ---- Samples ---- */

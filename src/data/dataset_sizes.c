@@ -191,31 +191,23 @@ static bool repeats_any(const DsviDataset *d)
     return false;
 }
 
-/* Lists the items of a size that repeat at least `round` times, from place `next` on. Returns their number.
- */
-static int64_t order_round(DsviDataset *d, int64_t size, int64_t round, int64_t next)
-{
-    int64_t begin = next;
-    for (int64_t i = 0; i < d->count; i++)
-        if (d->items[i].size == size && d->items[i].repeats >= round)
-            d->order[next++] = i;
-    return next - begin;
-}
-
-/* Lists the places of an epoch by size. */
+/* Lists the items by size, and their places in an epoch. */
 static DsvStatus order_items(DsviDataset *d)
 {
-    int64_t next = 0, places = 0;
-    for (int64_t i = 0; i < d->count; i++)
-        places += d->items[i].repeats;
-    d->order = calloc((size_t)places, sizeof *d->order);
-    if (!d->order)
+    int64_t next = 0;
+    d->order = calloc((size_t)d->count, sizeof *d->order);
+    d->places_end = calloc((size_t)d->count, sizeof *d->places_end);
+    if (!d->order || !d->places_end)
         return sizes_no_memory();
     for (int64_t size = 0; size < d->sizes.count; size++) {
+        int64_t places = 0;
         d->first_of[size] = next;
-        next += d->items_of[size] = order_round(d, size, 1, next);
-        for (int64_t round = 2, more = 1; more > 0; round++)
-            next += more = order_round(d, size, round, next);
+        for (int64_t i = 0; i < d->count; i++) {
+            if (d->items[i].size != size)
+                continue;
+            d->order[next] = i;
+            d->places_end[next++] = places += d->items[i].repeats;
+        }
     }
     d->first_of[d->sizes.count] = next;
     return DSV_OK;

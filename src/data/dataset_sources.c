@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "data/dataset_find.h"
 #include "data/list_weights.h"
@@ -54,6 +55,71 @@ done:
     free(repeats);
     return status;
 }
+
+/* ---- Clips in several sources ---- */
+
+typedef struct ClipFile {
+    dev_t device;
+    ino_t number;
+    const DsviDatasetItem *item;
+} ClipFile;
+
+/* Orders by file; items of one file keep their order. */
+static int by_file(const void *a, const void *b)
+{
+    const ClipFile *x = a, *y = b;
+    if (x->device != y->device)
+        return x->device < y->device ? -1 : 1;
+    if (x->number != y->number)
+        return x->number < y->number ? -1 : 1;
+    return (x->item > y->item) - (x->item < y->item);
+}
+
+static DsvStatus remark_shared(DsviDataset *d, const ClipFile *files, int64_t count)
+{
+    char line[4 * DSVI_PATH_MAX];
+    const DsviDatasetItem *first = NULL, *again = NULL;
+    int64_t shared = 0;
+    for (int64_t i = 0, end; i < count; i = end) {
+        const DsviDatasetItem *other = NULL;
+        for (end = i + 1;
+             end < count && files[end].device == files[i].device && files[end].number == files[i].number;
+             end++)
+            other = files[end].item->from != files[i].item->from && !other ? files[end].item : other;
+        shared += other != NULL;
+        if (other && (!first || files[i].item < first)) {
+            first = files[i].item;
+            again = other;
+        }
+    }
+    if (shared == 0)
+        return DSV_OK;
+    snprintf(line, sizeof line,
+             "clips that are in more than one source of data.path: %" PRId64 ", the first: %s, in %s and %s",
+             shared, first->path, d->sources[first->from].named.path, d->sources[again->from].named.path);
+    return dsvi_dataset_add_remark(d, strdup(line));
+}
+
+DsvStatus dsvi_dataset_remark_shared(DsviDataset *d)
+{
+    int64_t count = 0;
+    if (d->source_count < 2 || d->latents)
+        return DSV_OK;
+    ClipFile *files = calloc((size_t)d->count + 1, sizeof *files);
+    if (!files)
+        return dsvi_dataset_no_memory();
+    for (int64_t i = 0; i < d->count; i++) {
+        struct stat of;
+        if (stat(d->items[i].path, &of) == 0)
+            files[count++] = (ClipFile){of.st_dev, of.st_ino, &d->items[i]};
+    }
+    qsort(files, (size_t)count, sizeof *files, by_file);
+    DsvStatus status = remark_shared(d, files, count);
+    free(files);
+    return status;
+}
+
+/* ---- Report ---- */
 
 /* Returns the end of the range of items from `begin` that come from one clip. */
 static int64_t clip_end(const DsviDataset *d, int64_t begin)

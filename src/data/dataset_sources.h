@@ -14,6 +14,9 @@ extern "C" {
  * item would count more than DSVI_REPEATS_MAX times as much as another. */
 DsvStatus dsvi_dataset_weigh(DsviDataset *dataset);
 
+/* Adds a remark if clips are in more than one source, under whatever paths. */
+DsvStatus dsvi_dataset_remark_shared(DsviDataset *dataset);
+
 /* Passes a line about each source to `line`: its clips, its weight and its share of the samples. Passes
  * nothing if there is one source. */
 void dsvi_dataset_sources_report(const DsviDataset *dataset, void (*line)(void *context, const char *text),

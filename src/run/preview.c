@@ -218,6 +218,8 @@ static DsvStatus preview_data(const DsvConfig *settings, const DsviCodec *codec,
         snprintf(text, sizeof text, "left out: %.900s", (*dataset)->left_out[i].reason);
         line(context, text);
     }
+    for (int64_t i = 0; i < (*dataset)->remark_count; i++)
+        line(context, (*dataset)->remarks[i]);
     dsvi_dataset_sources_report(*dataset, line, context);
     dsvi_run_sizes_report(*dataset, settings, codec, config, line, context);
     return DSV_OK;

@@ -303,7 +303,7 @@ static void csv_errors_name_the_line(void **state)
     for (int i = 0; i < 65; i++)
         strcat(many, ",text");
     check_list_fails("l.csv", "path,repeats\na,2\nb,2.5\n",
-                     ".csv:3: repeats is '2.5', expected a whole number from 1 to 1000");
+                     ".csv:3: repeats is '2.5', expected a whole number from 1 to 1000000");
     check_list_fails("l.csv", "path,repeats\na,0\n", ".csv:2: repeats is '0'");
     check_list_fails("l.csv", "path,repeats\na,99999999999999999999\n", ".csv:2: repeats is '9999");
     check_list_fails("l.csv", "path,repeats\na,often\n", ".csv:2: repeats is 'often'");

@@ -132,7 +132,7 @@ static void a_size_without_clips_is_refused(void **state)
 }
 
 /* An epoch uses items in proportion to their weights: 0.7 / 0.3 is 2 1/3, so three epochs of the item with
- * the smallest weight have seven of the others. Of odd weights the smallest is rounded to few repeats. */
+ * the smallest weight have seven of the others. Odd weights are rounded to their proportions. */
 static void epochs_use_items_in_proportion_to_weights(void **state)
 {
     static const int64_t USED[] = {7, 3, 14};
@@ -153,14 +153,14 @@ static void epochs_use_items_in_proportion_to_weights(void **state)
     dsvi_dataset_close(&d);
     assert_ok(dsvi_list_weights_apply(ODD, 5, repeats));
     for (int i = 0; i < 5; i++)
-        assert_true(fabs((double)repeats[i] / (double)repeats[3] / (ODD[i] / ODD[3]) - 1) <= 0.15);
+        assert_true(fabs((double)repeats[i] / (double)repeats[3] / (ODD[i] / ODD[3]) - 1) <= 0.003);
     assert_ok(
         dsvi_list_weights_apply((const double[]){1e-310, 3e-310}, 2, repeats)); /* 1 / 1e-310 overflows */
     assert_true(repeats[0] == 1 && repeats[1] == 3);
-    write_text(scratch_path("list.csv"), "path,weight\nclips/long.mp4,1e-3\nclips/short.mp4,5\n");
+    write_text(scratch_path("list.csv"), "path,weight\nclips/long.mp4,1e-6\nclips/short.mp4,5\n");
     assert_ok(dsvi_dataset_open(scratch_path("list.csv"), &config, &d));
     assert_fails(DSV_E_USAGE,
-                 "list.csv: weights of single clips from 0.001 to 5, expected at most 1000 times",
+                 "list.csv: weights of single clips from 1e-06 to 5, expected at most 1000000 times",
                  dsvi_dataset_assign(d, &config, &STEPS, true));
     dsvi_dataset_close(&d);
 }
@@ -191,7 +191,8 @@ static void epochs_use_items_as_often_as_they_repeat(void **state)
                 used[ref.item]++;
                 assert_int_equal(dsvi_dataset_sample(again, &config, i).item, ref.item);
                 assert_int_equal(d->items[other.item].size, d->items[ref.item].size);
-                assert_true(other.item != ref.item || d->items_of[d->items[ref.item].size] == 1);
+                int64_t size = d->items[ref.item].size;
+                assert_true(other.item != ref.item || d->first_of[size + 1] - d->first_of[size] == 1);
             }
             assert_memory_equal(used, REPEATS, sizeof used);
         }
@@ -199,6 +200,26 @@ static void epochs_use_items_as_often_as_they_repeat(void **state)
         dsvi_dataset_close(&d);
         dsvi_dataset_close(&again);
     }
+}
+
+/* A clip may repeat 1,000,000 times: an epoch stores no list of its samples. */
+static void a_clip_may_repeat_very_often(void **state)
+{
+    enum { OFTEN = 1000000 };
+    (void)state;
+    DsvConfig config = config_of("", "auto");
+    DsviDataset *d;
+    int64_t used[3] = {0};
+    config.num_frames = 1;
+    write_text(scratch_path("list.csv"),
+               "path,repeats\nclips/long.mp4,1\nclips/short.mp4,1000000\nclips/wide.mp4,2\n");
+    assert_ok(dsvi_dataset_open(scratch_path("list.csv"), &config, &d));
+    assert_ok(dsvi_dataset_assign(d, &config, &STEPS, true));
+    assert_int_equal(dsvi_dataset_epoch_batches(d, &config), OFTEN + 3);
+    for (uint64_t i = 0; i < OFTEN + 3; i++)
+        used[dsvi_dataset_sample(d, &config, i).item]++;
+    assert_true(used[0] == 1 && used[1] == OFTEN && used[2] == 2);
+    dsvi_dataset_close(&d);
 }
 
 /* Without data.buckets pictures are no clips, as ever. */
@@ -266,9 +287,10 @@ static void an_epoch_has_every_item_in_batches_of_one_size(void **state)
     (void)state;
     enum { ITEMS = 23, SIZES = 3 };
     static DsviDatasetItem items[ITEMS];
-    static int64_t order[ITEMS];
+    static int64_t order[ITEMS], places_end[ITEMS];
     static const int64_t COUNTS[SIZES] = {11, 10, 2};
-    DsviDataset d = {.items = items, .count = ITEMS, .latents = true, .order = order};
+    DsviDataset d = {
+        .items = items, .count = ITEMS, .latents = true, .order = order, .places_end = places_end};
     DsvConfig config;
     dsv_config_defaults(&config);
     d.sizes.count = SIZES;
@@ -277,8 +299,8 @@ static void an_epoch_has_every_item_in_batches_of_one_size(void **state)
         for (int64_t i = 0; i < COUNTS[size]; i++, next++) {
             order[next] = ITEMS - d.first_of[size] - COUNTS[size] + i; /* ascending for each size */
             items[order[next]].size = size;
+            places_end[next] = i + 1;
         }
-        d.items_of[size] = COUNTS[size];
         d.first_of[size + 1] = next;
     }
     for (int64_t batch = 1; batch <= 4; batch++) {
@@ -369,6 +391,7 @@ int main(void)
         cmocka_unit_test(every_input_has_a_size_or_a_reason),
         cmocka_unit_test(a_size_without_clips_is_refused),
         cmocka_unit_test(epochs_use_items_as_often_as_they_repeat),
+        cmocka_unit_test(a_clip_may_repeat_very_often),
         cmocka_unit_test(epochs_use_items_in_proportion_to_weights),
         cmocka_unit_test(pictures_need_buckets),
         cmocka_unit_test(a_picture_is_a_clip_of_one_frame),

@@ -96,11 +96,16 @@ static void wrong_sources_are_refused(void **state)
     check_refused(DSV_E_USAGE, "@one:,@two:1", "the weight is ''");
     check_refused(DSV_E_USAGE, "@one:much,@two:1", "the weight is 'much'");
     check_refused(DSV_E_USAGE, "@one:x0,@two",
-                  "repeats are 'x0', expected x and a whole number from 1 to 1000");
+                  "repeats are 'x0', expected x and a whole number from 1 to 1000000");
     check_refused(DSV_E_USAGE, "@one:x1.5,@two", "repeats are 'x1.5'");
     check_refused(DSV_E_USAGE, "@one:0.5,@two", "/one has a weight and ");
     check_refused(DSV_E_USAGE, "@one:x2,@two:0.5", "/two has a weight and ");
-    check_refused(DSV_E_USAGE, "@one:1,@two:1,@one:2", "/one is named twice");
+    check_refused(DSV_E_USAGE, "@one:1,@two:1,@one:2", "/one are the same source, expected each source once");
+    check_refused(DSV_E_USAGE, "@one,@one/", "/one/ are the same source");
+    check_refused(DSV_E_USAGE, "@one/a.mp4,@two,@two/../one/./a.mp4:x3", "/two/../one/./a.mp4 are the same");
+    assert_int_equal(symlink(scratch_path("one"), scratch_path("link")), 0);
+    check_refused(DSV_E_USAGE, "@link,@two,@one", "/one are the same source");
+    remove(scratch_path("link"));
     for (int i = 0; i <= DSVI_DATA_SOURCES_MAX; i++)
         strcat(many, i ? ",/" : "/");
     check_refused(DSV_E_USAGE, many, "more than 64 sources");
@@ -214,10 +219,10 @@ static void sources_that_cannot_be_mixed_are_refused(void **state)
     assert_ok(dsvi_folder_make(scratch_path("empty")));
     assert_fails(DSV_E_NOT_FOUND, "/empty: no usable clip in it",
                  dsvi_dataset_open(paths("@one:0.5,@empty:0.5"), &settings, &d));
-    write_text(scratch_path("often.csv"), "path,repeats\none/a.mp4,500\n");
-    assert_fails(DSV_E_USAGE, "one/a.mp4: 3 x 500 repeats, expected at most 1000",
+    write_text(scratch_path("often.csv"), "path,repeats\none/a.mp4,500000\n");
+    assert_fails(DSV_E_USAGE, "one/a.mp4: 3 x 500000 repeats, expected at most 1000000",
                  dsvi_dataset_open(paths("@often.csv:x3,@two"), &settings, &d));
-    assert_ok(dsvi_dataset_open(paths("@one:1,@five:1e-4"), &settings, &d));
+    assert_ok(dsvi_dataset_open(paths("@one:1,@five:1e-7"), &settings, &d));
     assert_fails(DSV_E_USAGE, "data.path: weights of single clips from ",
                  dsvi_dataset_assign(d, &settings, &STEPS, true));
     dsvi_dataset_close(&d);
@@ -226,6 +231,25 @@ static void sources_that_cannot_be_mixed_are_refused(void **state)
     assert_ok(dsvi_dataset_open(paths("@one:0.5,@empty:0.5"), &settings, &d));
     assert_fails(DSV_E_NOT_FOUND, "/empty: none of its clips can be used, and its weight is 0.5",
                  dsvi_dataset_assign(d, &settings, &STEPS, true));
+    dsvi_dataset_close(&d);
+}
+
+/* A clip in two sources counts in both, which the user is told. Clips that a list names twice are not meant.
+ */
+static void clips_in_two_sources_are_told(void **state)
+{
+    (void)state;
+    DsvConfig settings = settings_of();
+    write_text(scratch_path("again.csv"), "path\none/a.mp4\ntwo/../two/c.mp4\none/a.mp4\n");
+    DsviDataset *d = open_sources("@again.csv,@two,@list.csv", &settings, true);
+    assert_int_equal(d->count, 7);
+    assert_int_equal(d->remark_count, 1);
+    assert_non_null(
+        strstr(d->remarks[0], "clips that are in more than one source of data.path: 2, the first: "));
+    assert_non_null(strstr(d->remarks[0], paths("two/../two/c.mp4, in @again.csv and @two")));
+    dsvi_dataset_close(&d);
+    d = open_sources("@again.csv,@five", &settings, true);
+    assert_int_equal(d->remark_count, 0);
     dsvi_dataset_close(&d);
 }
 
@@ -288,6 +312,7 @@ int main(void)
         cmocka_unit_test(windows_and_clips_left_out_do_not_change_shares),
         cmocka_unit_test(sources_are_described),
         cmocka_unit_test(sources_that_cannot_be_mixed_are_refused),
+        cmocka_unit_test(clips_in_two_sources_are_told),
         cmocka_unit_test(caches_of_one_model_are_sources),
     };
     return cmocka_run_group_tests(tests, make_sources, scratch_remove);
