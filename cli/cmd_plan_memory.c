@@ -2,12 +2,13 @@
 #include "cmd.h"
 #include "config_file.h"
 
-enum { CONFIG, MEMORY_GIB, DEVICE_TABLE };
+enum { CONFIG, MEMORY_GIB, DEVICE_TABLE, CARD };
 
 static const CliFlag flags[] = {
     [CONFIG] = {"--config", "FILE", "the same as CONFIG"},
     [MEMORY_GIB] = {"--memory-gib", "N", "device memory that may be used (default memory_gib)"},
     [DEVICE_TABLE] = {"--device-table", "FILE", "speeds and memory of the device, as JSON"},
+    [CARD] = {"--card", "NAME", "memory of a known card, such as rtx4090"},
     {0},
 };
 
@@ -30,14 +31,18 @@ static const char text[] = "Shows how a training run on one rank would fit into 
                            "\n"
                            "It may also have host_gbs, the speed of host memory, and memory_gib and\n"
                            "host_gib, the memory of both. If nothing fits, the least that would is named.\n"
+                           "--card knows the memory of rtx3090, rtx4090, rtx5090, l40s, a100-40, a100-80,\n"
+                           "h100, h200 and b200. Without measured speeds, which only h100 has, settings are\n"
+                           "compared with the speeds of an H100 and no times are given.\n"
                            "\n"
                            "  dsv plan memory configs/wan1.3b.yaml --memory-gib 24\n"
+                           "  dsv plan memory configs/wan_lora.yaml model.path=FOLDER --card rtx4090\n"
                            "  dsv plan memory --config configs/wan_lora.yaml --device-table gpu.json\n";
 
 static int run_plan_memory(const CliArgs *args)
 {
     DsvConfig config;
-    DsvMemoryQuestion question = {.table = args->flag[DEVICE_TABLE]};
+    DsvMemoryQuestion question = {.table = args->flag[DEVICE_TABLE], .card = args->flag[CARD]};
     const char *file = args->path[0] ? args->path[0] : args->flag[CONFIG];
     int misused = cli_args_number(args, MEMORY_GIB, &question.memory_gib);
     if (misused != CLI_DONE)
@@ -47,6 +52,9 @@ static int run_plan_memory(const CliArgs *args)
     if (args->path[0] && args->flag[CONFIG])
         return cli_misused(args->verb, "%s and --config %s: expected one of them", args->path[0],
                            args->flag[CONFIG]);
+    if (question.table && question.card)
+        return cli_misused(args->verb, "--device-table %s and --card %s: expected one of them",
+                           question.table, question.card);
     dsv_config_defaults(&config);
     DsvStatus status = file ? cli_config_load(file, &config) : DSV_OK;
     if (status == DSV_OK)

@@ -23,10 +23,11 @@ static const char NO_CLIPS[] = "no clips to train on: data.path is empty";
 static const char RESUME_KEY[] = "resume_from_checkpoint=";
 enum { NOTICE_ROOM = DSV_TEXT_MAX + 4096 };
 
-enum { DRY_RUN };
+enum { DRY_RUN, CARD };
 
 static const CliFlag flags[] = {
     [DRY_RUN] = {"--dry-run", NULL, "check the configuration and print the memory plan only"},
+    [CARD] = {"--card", "NAME", "with --dry-run: plan for this card, such as rtx4090"},
     {0},
 };
 
@@ -47,6 +48,9 @@ static const char text[] =
     "would take on the device, which must exist, and with offload=auto the settings\n"
     "that were compared. If data.path is set, the clips are opened too: it prints the\n"
     "sources and sizes, their clips, and a lower bound for the time of an epoch.\n"
+    "--card plans for rtx3090, rtx4090, rtx5090, l40s, a100-40, a100-80, h100, h200\n"
+    "or b200 instead of a device that exists, without times for cards whose speeds\n"
+    "were not measured (all but h100).\n"
     "\n"
     "To train with several processes, start dsv train with mpirun, srun or torchrun\n"
     "(docs/distributed.md).\n"
@@ -54,6 +58,7 @@ static const char text[] =
     "  dsv train configs/demo.yaml data.path=clips output_dir=runs/mine lr=1e-3\n"
     "  dsv train runs/mine/config.yaml resume_from_checkpoint=latest\n"
     "  dsv train configs/wan1.3b.yaml --dry-run\n"
+    "  dsv train configs/wan_lora.yaml model.path=FOLDER --dry-run --card rtx4090\n"
     "  mpirun -n 2 dsv train configs/demo.yaml data.path=clips threads=1\n";
 
 /* Prints a word with the quotes that a shell needs. */
@@ -199,6 +204,12 @@ static int cmd_train(const CliArgs *args)
     DsvStatus status = cmd_train_read_settings(args, path, &config, notice);
     if (status != DSV_OK)
         return cli_launch_decline(args, cli_outcome(args, status), dsv_error_message());
+    if (args->flag[CARD] && !args->flag[DRY_RUN])
+        return cli_launch_decline(
+            args, cli_misused(args->verb, "--card %s: expected --dry-run with it", args->flag[CARD]),
+            "--card without --dry-run");
+    if (args->flag[CARD])
+        return cli_outcome(args, dsv_train_preview_card(args->flag[CARD], &config, cli_print_line, NULL));
     if (args->flag[DRY_RUN])
         return cli_outcome(args, dsv_train_preview(&config, cli_print_line, NULL));
     if (!config.data_path[0])

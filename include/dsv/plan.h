@@ -50,6 +50,10 @@ typedef struct DsvMemoryQuestion {
     /** JSON file with speeds and memory of the device: an object with the numbers tflops, memory_gbs and
      * link_gbs, and if known host_gbs, memory_gib and host_gib. NULL: speeds of a recent data centre GPU. */
     const char *table;
+    /** In place of a table, the name of a card such as rtx4090 or h100, whose memory is known. A wrong name
+     * is refused with the list of names. Times are given only for cards whose speeds were measured. NULL:
+     * none. */
+    const char *card;
 } DsvMemoryQuestion;
 
 /** Plans the memory of training on one rank with offload=auto, without the device: reports a table of

@@ -3,10 +3,12 @@
 
 #include <string.h>
 
+#include "api/described_device.h"
 #include "api/train_data.h"
 #include "base/config_abi.h"
 #include "backend/backend.h"
 #include "dist/ranks.h"
+#include "plan/card_table.h"
 #include "run/expert.h"
 #include "run/preview.h"
 #include "run/run.h"
@@ -22,6 +24,15 @@ DsvStatus dsv_train_preview(const DsvConfig *config, void (*line)(void *context,
     DsvStatus status = dsvi_preview_report(&prepared, &backend, NULL, line, context);
     dsvi_backend_close(&backend);
     return status;
+}
+
+DsvStatus dsv_train_preview_card(const char *card, const DsvConfig *config,
+                                 void (*line)(void *context, const char *text), void *context)
+{
+    DsviDeviceTable table;
+    DSVI_TRY(dsvi_config_check_abi(config));
+    DSVI_TRY(dsvi_card_find(card, &table));
+    return dsvi_described_preview(&table, config, line, context);
 }
 
 /* Passes on what rank 0 says about the expert (DsviSparseLog). */

@@ -2,6 +2,8 @@
 #ifndef DSVI_DEVICE_SPEEDS_H
 #define DSVI_DEVICE_SPEEDS_H
 
+#include <stdbool.h>
+
 #include "device/device.h"
 
 #ifdef __cplusplus
@@ -12,6 +14,7 @@ typedef struct DsviDeviceSpeeds {
     double flops;  /* of large matrix products, per second; 0: the struct is not filled */
     double memory; /* bytes of device memory read or written per second */
     double link;   /* bytes per second between device and page-locked host memory, each way */
+    bool assumed;  /* the speeds are those of another device: good to compare settings, not to give times */
 } DsviDeviceSpeeds;
 
 /* Returns the speeds of no particular GPU, which are those of an H100 with PCIe 5.0, rounded. */

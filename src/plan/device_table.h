@@ -9,8 +9,10 @@ extern "C" {
 #endif
 
 typedef struct DsviDeviceTable {
+    const char *name; /* static; NULL: not known */
     DsviDeviceSpeeds speeds;
     double memory_gib, host_gib; /* of the device and of the host; 0: not given */
+    double used_gib;             /* of the device's memory, what a program takes before it allocates */
 } DsviDeviceTable;
 
 /* Reads a JSON file of this format (bytes in powers of ten, GiB in powers of two):

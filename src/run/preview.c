@@ -171,13 +171,12 @@ static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *p
     dsvi_run_facts_memory(&facts, text, sizeof text);
     line(context, text);
     size_t used = device->memory_used(planned->backend->device);
-    snprintf(
-        text, sizeof text,
-        device->kind == DSVI_DEVICE_CPU
-            ? "not counted above: decoded clips"
-            : "not counted above: decoded clips, and what the libraries of the GPU and other programs use; "
-              "now these use %.2f GiB",
-        (double)used / GIB);
+    snprintf(text, sizeof text, "not counted above: decoded clips%s",
+             device->kind == DSVI_DEVICE_CPU ? ""
+                                             : ", and what the libraries of the GPU and other programs use");
+    if (used > 0 && device->kind != DSVI_DEVICE_CPU)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "; now these use %.2f GiB",
+                 (double)used / GIB);
     line(context, text);
     DSVI_TRY(dsvi_memory_check(planned, &preview->device, &preview->host));
     size_t available = device->memory_bytes > used ? device->memory_bytes - used : 0;
@@ -270,13 +269,20 @@ static DsvStatus preview_epoch(const DsviTrainer *planned, const DsviDataset *da
         samples += windows;
         flops += (double)windows * dsvi_dit_flops_step(&planned->config, &shape, s->lora_rank > 0, 1);
     }
+    if (planned->speeds.assumed) {
+        snprintf(text, sizeof text,
+                 "an epoch of %" PRId64 " samples with dense attention: %.3g FLOP on one rank", samples,
+                 flops);
+        line(context, text);
+        return DSV_OK;
+    }
     if (peak == 0)
         DSVI_TRY(dsvi_gemm_peak(planned->backend, dsvi_dit_act(s), &peak));
     snprintf(text, sizeof text,
              "an epoch of %" PRId64
              " samples with dense attention: %.3g FLOP on one rank, at least %.3g s at the "
-             "%.3g FLOP/s of large matrix products here",
-             samples, flops, flops / peak, peak);
+             "%.3g FLOP/s of large matrix products on %s",
+             samples, flops, flops / peak, peak, planned->backend->device->name);
     line(context, text);
     return DSV_OK;
 }

@@ -428,15 +428,17 @@ static void count_ways(const Planner *p, const Row *row, int64_t count[DSVI_BLOC
 
 static void report_row(const Planner *p, const Row *row, bool chosen, DsviSparseLog *log, void *context)
 {
-    char line[256];
+    char line[256], seconds[16] = "-";
     int64_t count[DSVI_BLOCK_WAYS];
     count_ways(p, row, count);
+    if (!p->t->speeds.assumed)
+        snprintf(seconds, sizeof seconds, "%.4g", row->seconds);
     snprintf(line, sizeof line,
              "%-16s | %-9s | %4" PRId64 " %9" PRId64 " %4" PRId64 " %4" PRId64 " | %5" PRId64
-             " | %10.3f | %8.3f | %8.4g | %s",
+             " | %10.3f | %8.3f | %8s | %s",
              offload_name(row), row->keep ? row->keep : "by block", count[0], count[1] + count[3],
              count[2] + count[4], count[3] + count[4], row->level, (double)row->device / GIB,
-             (double)row->host / GIB, row->seconds,
+             (double)row->host / GIB, seconds,
              !row->fits ? (chosen ? "least" : "too much")
              : chosen   ? "chosen"
                         : "fits");
@@ -448,11 +450,11 @@ static void report(const Planner *p, const Row *rows, int count, const Row *chos
 {
     const DsviDeviceSpeeds *speeds = &p->t->speeds;
     char line[256];
-    snprintf(
-        line, sizeof line,
-        "memory plan: at most %.3f GiB of device memory; predicted with %.3g TFLOP/s, %.4g GB/s of device "
-        "memory and %.3g GB/s to and from the host",
-        (double)p->limit / GIB, speeds->flops * 1e-12, speeds->memory * 1e-9, speeds->link * 1e-9);
+    snprintf(line, sizeof line,
+             "memory plan: at most %.3f GiB of device memory; %s with %.3g TFLOP/s, %.4g GB/s of device "
+             "memory and %.3g GB/s to and from the host",
+             (double)p->limit / GIB, speeds->assumed ? "compared" : "predicted", speeds->flops * 1e-12,
+             speeds->memory * 1e-9, speeds->link * 1e-9);
     log(context, line);
     snprintf(line, sizeof line, "%-16s | %-9s | %4s %9s %4s %4s | %5s | %10s | %8s | %8s |", "offload",
              "recompute", "all", "selective", "true", "host", "moved", "device GiB", "host GiB", "s/step");

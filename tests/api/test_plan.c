@@ -222,7 +222,8 @@ static void memory_refused(DsvStatus status, const char *words, double gib, cons
 {
     DsvConfig config;
     set_up(&config);
-    const DsvMemoryQuestion question = {gib, table ? write_text("device.json", table) : NULL};
+    const DsvMemoryQuestion question = {.memory_gib = gib,
+                                        .table = table ? write_text("device.json", table) : NULL};
     assert_fails(status, words, dsv_plan_memory(&question, &config, listen, &(Said){0}));
 }
 
@@ -271,7 +272,7 @@ static void test_memory_missing(void **state)
         Said said = {0};
         double host = more < 0 ? HOST : HOST + ((double)missing + more - 1) / GIB;
         snprintf(table, sizeof table, TABLE, host);
-        const DsvMemoryQuestion question = {DEVICE, write_text("host.json", table)};
+        const DsvMemoryQuestion question = {.memory_gib = DEVICE, .table = write_text("host.json", table)};
         DsvStatus status = dsv_plan_memory(&question, &config, listen, &said);
         if (more == 1) {
             assert_ok(status);
@@ -313,7 +314,7 @@ static void test_memory_of_trained_weights(void **state)
                          2);
     }
     assert_true(host[1] < host[0] - 40 && seconds[1] < seconds[0]);
-    question = (DsvMemoryQuestion){139, write_text("small.json", SMALL)};
+    question = (DsvMemoryQuestion){.memory_gib = 139, .table = write_text("small.json", SMALL)};
     Said fits = {0};
     assert_ok(dsv_plan_memory(&question, &config, listen, &fits));
     assert_ok(dsv_config_set(&config, "max_grad_norm=1"));
@@ -321,16 +322,61 @@ static void test_memory_of_trained_weights(void **state)
                  dsv_plan_memory(&question, &config, listen, &(Said){0}));
 }
 
+static bool says(const Said *said, const char *words)
+{
+    for (int i = 0; i < said->count && i < LINES_MAX; i++)
+        if (strstr(said->line[i], words))
+            return true;
+    return false;
+}
+
+/* Of cards the memory is known, and the speeds of those that were measured: of others no time is given. A
+ * card only stands for the device: the settings of the run remain. */
+static void test_memory_of_cards(void **state)
+{
+    static const char *const NAMES[] = {"rtx3090", "rtx4090", "rtx5090", "l40s", "a100-40",
+                                        "a100-80", "h100",    "h200",    "b200"};
+    DsvConfig config;
+    (void)state;
+    set_up(&config);
+    for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
+        Said plan = {0}, run = {0};
+        const DsvMemoryQuestion question = {.card = NAMES[i]};
+        bool measured = strcmp(NAMES[i], "h100") == 0;
+        assert_ok(dsv_plan_memory(&question, &config, listen, &plan));
+        assert_true(says(&plan, "offload          | recompute |"));
+        assert_int_equal(says(&plan, "no times are given: the speeds of this card were not measured"),
+                         !measured);
+        assert_int_equal(strstr(chosen_line(&plan), "|        - | chosen") != NULL, !measured);
+        assert_ok(dsv_train_preview_card(NAMES[i], &config, listen, &run));
+        assert_false(says(&run, "| recompute |"));
+        assert_true(says(&run, ", on NVIDIA "));
+    }
+    Said said = {0};
+    assert_ok(dsv_train_preview_card("rtx4090", &config, listen, &said));
+    assert_true(says(&said, "it fits: ") && says(&said, " of 22.9 GiB"));
+    full_14b(&config);
+    assert_fails(DSV_E_NO_MEMORY, "GiB of device memory, of 22.9 there are 22.9 free: ",
+                 dsv_train_preview_card("rtx4090", &config, listen, &(Said){0}));
+    assert_fails(
+        DSV_E_USAGE,
+        "rtx 4090 is no card that dsv knows, expected one of rtx3090, rtx4090, rtx5090, l40s, a100-40, "
+        "a100-80, h100, h200, b200",
+        dsv_train_preview_card("rtx 4090", &config, listen, &(Said){0}));
+    assert_fails(DSV_E_USAGE, "gpu is no card that dsv knows",
+                 dsv_plan_memory(&(DsvMemoryQuestion){.card = "gpu"}, &config, listen, &(Said){0}));
+    assert_fails(DSV_E_USAGE, "the table t.json and the card h100 are given, expected one of them",
+                 dsv_plan_memory(&(DsvMemoryQuestion){.card = "h100", .table = "t.json"}, &config, listen,
+                                 &(Said){0}));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_example),
-        cmocka_unit_test(test_measured_here),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_memory_refused),
-        cmocka_unit_test(test_memory_missing),
-        cmocka_unit_test(test_memory_of_trained_weights),
+        cmocka_unit_test(test_example),         cmocka_unit_test(test_measured_here),
+        cmocka_unit_test(test_refused),         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_memory_of_cards), cmocka_unit_test(test_memory_refused),
+        cmocka_unit_test(test_memory_missing),  cmocka_unit_test(test_memory_of_trained_weights),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

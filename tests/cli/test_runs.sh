@@ -226,6 +226,16 @@ for offload in none auto; do
     says 'bytes are missing'
 done
 
+# A card that is not there.
+wants 0 "${train[@]}" --dry-run --card rtx4090
+says ' of 22.9 GiB'
+wants 2 "${train[@]}" --dry-run --card rtx4091
+says 'rtx4091 is no card that dsv knows, expected one of rtx3090, rtx4090'
+wants 2 "${train[@]}" --card rtx4090
+says '--card rtx4090: expected --dry-run with it'
+wants 2 "$dsv" plan memory run.yaml --card h100 --device-table gpu.json
+says 'expected one of them'
+
 # Sizes that differ from the preset are reported; the command line cannot mix a file's sizes with another
 # preset.
 wants 0 "${train[@]}" output_dir=sizes
