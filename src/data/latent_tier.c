@@ -78,6 +78,16 @@ static int64_t farthest(const DsviLatentTier *tier, uint64_t next)
     return found;
 }
 
+/* Frees the latent at a place in `kept`. */
+static void drop(DsviLatentTier *tier, int64_t place)
+{
+    Kept *item = &tier->items[tier->kept[place]];
+    free(item->data);
+    item->data = NULL;
+    tier->bytes -= item->bytes;
+    tier->kept[place] = tier->kept[--tier->kept_count];
+}
+
 /* Makes room for a latent that is used again by sample `next`. Returns false if what it would replace is used
  * earlier. */
 static bool make_room(DsviLatentTier *tier, size_t bytes, uint64_t next)
@@ -86,11 +96,7 @@ static bool make_room(DsviLatentTier *tier, size_t bytes, uint64_t next)
         int64_t place = farthest(tier, next);
         if (place < 0)
             return false;
-        Kept *item = &tier->items[tier->kept[place]];
-        free(item->data);
-        item->data = NULL;
-        tier->bytes -= item->bytes;
-        tier->kept[place] = tier->kept[--tier->kept_count];
+        drop(tier, place);
     }
     return true;
 }
@@ -132,12 +138,18 @@ DsviLatentPlace dsvi_latent_tier_plan(DsviLatentTier *tier)
     return place;
 }
 
-/* Ends the use of a latent; `state` is its new state. */
+/* Ends the use of a latent; `state` is its new state. A latent that could not be read leaves its place to
+ * others once nobody waits for it. */
 static void release(DsviLatentTier *tier, Kept *item, int state)
 {
+    int64_t place = 0, number = item - tier->items;
     pthread_mutex_lock(&tier->lock);
     item->state = state;
     item->users--;
+    while (state == FAILED && item->users == 0 && tier->kept[place] != number)
+        place++;
+    if (state == FAILED && item->users == 0)
+        drop(tier, place);
     pthread_cond_broadcast(&tier->loaded);
     pthread_mutex_unlock(&tier->lock);
 }

@@ -39,6 +39,21 @@ static DsviLatentTier *tier_of(int64_t room, int64_t ahead)
     return tier;
 }
 
+static DsviDataset *open_cache(DsvConfig *config)
+{
+    DsviDataset *dataset;
+    DsviLatentCache *cache;
+    *config = make_settings();
+    assert_ok(dsvi_latent_cache_create(scratch_path("cache"), config, NULL, &cache));
+    for (int i = 0; i < ITEMS; i++)
+        assert_ok(put(cache, "clip.mp4", "words", 0.5 * i));
+    assert_ok(dsvi_latent_cache_flush(cache));
+    dsvi_latent_cache_close(&cache);
+    assert_ok(dsvi_dataset_open(scratch_path("cache"), config, &dataset));
+    assert_int_equal(dataset->count, ITEMS);
+    return dataset;
+}
+
 /* Returns the largest number of hits from sample `at` on, if the latents of the bits `kept` are in memory: a
  * latent that is not may be left out, added, or take the place of any other. */
 static int best_hits(int at, unsigned kept, int room, int known[LENGTH][1 << ITEMS])
@@ -69,6 +84,8 @@ static void hits_are_as_many_as_possible(void **state)
     static int known[LENGTH][1 << ITEMS];
     int64_t all = 0;
     (void)state;
+    DsvConfig config;
+    DsviDataset *dataset = open_cache(&config);
 
     for (uint64_t run = 0; run < 500; run++) {
         int64_t room = 1 + (int64_t)(run % 4);
@@ -77,13 +94,15 @@ static void hits_are_as_many_as_possible(void **state)
             trace[i] = (int64_t)dsvi_rng_below((DsviRng){run, DSVI_RNG_DATA, 0}, i, ITEMS);
         DsviLatentTier *tier = tier_of(room, LENGTH);
         for (int i = 0; i < LENGTH; i++)
-            (void)dsvi_latent_tier_read(tier, dsvi_latent_tier_plan(tier), "missing", NUMBERS, latent);
+            (void)dsvi_latent_tier_read(tier, dsvi_latent_tier_plan(tier), dataset->items[0].path, NUMBERS,
+                                        latent);
         memset(known, -1, sizeof known);
         assert_int_equal(dsvi_latent_tier_hits(tier), best_hits(0, 0, (int)room, known));
         all += dsvi_latent_tier_hits(tier);
         dsvi_latent_tier_free(&tier);
     }
     assert_true(all > 500);
+    dsvi_dataset_close(&dataset);
 }
 
 /* ---- Many latents ---- */
@@ -108,6 +127,8 @@ static void a_decision_looks_at_few_samples(void **state)
     (void)state;
     enum { ROOM = MANY / 3, AT_ONCE = 64 };
     DsviLatentTier *tier;
+    DsvConfig config;
+    DsviDataset *dataset = open_cache(&config);
     int64_t before = 0;
     assert_ok(
         dsvi_latent_tier_create(&(DsviLatentTierArgs){.bytes_max = (size_t)ROOM * NUMBERS * sizeof(float),
@@ -119,7 +140,8 @@ static void a_decision_looks_at_few_samples(void **state)
     for (int64_t i = 0; i < EPOCHS * MANY; i++) {
         float latent[NUMBERS];
         asked = 0;
-        (void)dsvi_latent_tier_read(tier, dsvi_latent_tier_plan(tier), "missing", NUMBERS, latent);
+        assert_ok(dsvi_latent_tier_read(tier, dsvi_latent_tier_plan(tier), dataset->items[0].path, NUMBERS,
+                                        latent));
         assert_true(asked <= AT_ONCE);
         if ((i + 1) % MANY == 0) {
             assert_true(i < MANY || dsvi_latent_tier_hits(tier) - before >= ROOM);
@@ -128,6 +150,7 @@ static void a_decision_looks_at_few_samples(void **state)
     }
     assert_int_equal(asked, 1); /* in the end the tier knows all samples */
     dsvi_latent_tier_free(&tier);
+    dsvi_dataset_close(&dataset);
 }
 
 /* ---- Threads ---- */
@@ -160,21 +183,6 @@ static void *read_trace(void *context)
                     dsvi_latent_read(file, NUMBERS, wanted) != DSV_OK ||
                     memcmp(latent, wanted, sizeof latent) != 0;
     }
-}
-
-static DsviDataset *open_cache(DsvConfig *config)
-{
-    DsviDataset *dataset;
-    DsviLatentCache *cache;
-    *config = make_settings();
-    assert_ok(dsvi_latent_cache_create(scratch_path("cache"), config, NULL, &cache));
-    for (int i = 0; i < ITEMS; i++)
-        assert_ok(put(cache, "clip.mp4", "words", 0.5 * i));
-    assert_ok(dsvi_latent_cache_flush(cache));
-    dsvi_latent_cache_close(&cache);
-    assert_ok(dsvi_dataset_open(scratch_path("cache"), config, &dataset));
-    assert_int_equal(dataset->count, ITEMS);
-    return dataset;
 }
 
 static void threads_read_what_the_files_hold(void **state)
@@ -253,10 +261,33 @@ static void a_latent_is_kept_after_a_failure(void **state)
     dsvi_dataset_close(&dataset);
 }
 
+/* A latent that could not be read takes no memory from others. */
+static void a_failure_leaves_its_place_to_others(void **state)
+{
+    (void)state;
+    DsvConfig config;
+    DsviDataset *dataset = open_cache(&config);
+    const char *file = dataset->items[0].path;
+    float latent[NUMBERS];
+    for (int i = 0; i < LENGTH; i++)
+        trace[i] = i % 2;
+    DsviLatentTier *tier = tier_of(1, LENGTH);
+    assert_int_not_equal(dsvi_latent_tier_read(tier, dsvi_latent_tier_plan(tier), "missing", NUMBERS, latent),
+                         DSV_OK);
+    for (int i = 1; i < 8; i++) {
+        DsviLatentPlace place = dsvi_latent_tier_plan(tier);
+        assert_int_equal(place.way, i == 1 ? DSVI_LATENT_LOAD : i % 2 ? DSVI_LATENT_HIT : DSVI_LATENT_DIRECT);
+        assert_ok(dsvi_latent_tier_read(tier, place, file, NUMBERS, latent));
+    }
+    dsvi_latent_tier_free(&tier);
+    dsvi_dataset_close(&dataset);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_latent_is_kept_after_a_failure),
+        cmocka_unit_test(a_failure_leaves_its_place_to_others),
         cmocka_unit_test(hits_are_as_many_as_possible),
         cmocka_unit_test(a_decision_looks_at_few_samples),
         cmocka_unit_test(threads_read_what_the_files_hold),
