@@ -44,6 +44,36 @@ static DsvStatus refuse_lora_options(const DsvConfig *settings)
                : DSV_OK;
 }
 
+/* Returns whether data.buckets is a list; the sizes of auto are known only once the clips are. */
+static bool lists_sizes(const DsvConfig *settings)
+{
+    return settings->data_buckets[0] && strcmp(settings->data_buckets, "auto") != 0;
+}
+
+/* Refuses clips that are sampled from pictures if no window can have such a picture: sampled clips have the
+ * size num_frames x height x width, and the VAE is freed once clips are encoded. */
+static DsvStatus check_pictures(const DsvConfig *settings, const DsviDitConfig *config)
+{
+    const DsviClipSize size = {settings->num_frames, settings->height, settings->width};
+    bool samples = settings->validation_at_end || settings->validation_steps > 0;
+    DsviClipSizes sizes = {.count = 0};
+    char text[DSVI_CLIP_SIZE_BYTES];
+    if (!samples || !lists_sizes(settings) || settings->validation_data[0] ||
+        strcmp(settings->codec_name, "wan") != 0 ||
+        !(dsvi_dit_takes_condition(config) || dsvi_dit_given_first(settings)))
+        return DSV_OK;
+    DSVI_TRY(dsvi_clip_sizes_parse(settings->data_buckets, &sizes));
+    for (int64_t i = 0; i < sizes.count; i++)
+        if (dsvi_clip_size_same(&sizes.at[i], &size))
+            return DSV_OK;
+    return DSVI_FAIL(
+        DSV_E_USAGE,
+        "sampled clips begin with pictures of windows of %s (num_frames x height x width), which "
+        "data.buckets does not list: expected this size in data.buckets, clips in validation.data, "
+        "or validation_at_end=false and validation_steps=0 to sample none",
+        dsvi_clip_size_text(&size, text));
+}
+
 static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out)
 {
     DsviModelPath model;
@@ -62,7 +92,8 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
     if (settings->validation_ema && settings->ema_decay == 0)
         return DSVI_FAIL(DSV_E_USAGE,
                          "validation.ema is true and ema_decay is 0, expected ema_decay above 0");
-    return dsvi_model_of_options(settings, codec, &model, &out->latent, &out->config);
+    DSVI_TRY(dsvi_model_of_options(settings, codec, &model, &out->latent, &out->config));
+    return check_pictures(settings, &out->config);
 }
 
 /* Makes the memory plan. `planned` becomes a trainer that has only the fields that dsvi_trainer_plan,
@@ -88,12 +119,6 @@ static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, c
     planned->here = (DsviPeersOnMachine){.ranks = 1, .sum = out->host.used};
     planned->host_available = backend->device->host_available(backend->device);
     return status;
-}
-
-/* Returns whether data.buckets is a list; the sizes of auto are known only once the clips are. */
-static bool lists_sizes(const DsvConfig *settings)
-{
-    return settings->data_buckets[0] && strcmp(settings->data_buckets, "auto") != 0;
 }
 
 /* As dsvi_preview_make. memory: also checks that the run has enough memory. */

@@ -293,7 +293,9 @@ static DsvStatus open_pictures(DsviRun *run)
 {
     DsviDataset *d;
     DsvConfig settings = *run->settings;
-    const char *path = settings.validation_data[0] ? settings.validation_data : settings.data_path;
+    bool held_out = settings.validation_data[0] != 0;
+    const char *path = held_out ? settings.validation_data : settings.data_path;
+    const char *key = held_out ? "validation.data" : "data.path";
     settings.data_buckets[0] = 0;
     DsvStatus status = dsvi_dataset_open(path, &settings, &d);
     if (status != DSV_OK)
@@ -303,7 +305,8 @@ static DsvStatus open_pictures(DsviRun *run)
             "x height x width): set validation.data to such clips, or "
             "validation_at_end=false and validation_steps=0 to sample none",
             (long long)settings.num_frames, (long long)settings.height, (long long)settings.width);
-    if (run->prompts)
+    status = dsvi_ranks_agree_on_data(run->comm, key, d);
+    if (status == DSV_OK && run->prompts)
         status = read_prompts(run);
     if (status == DSV_OK)
         status = read_pictures(run, d);

@@ -47,8 +47,8 @@ static DsvStatus find_sample(const DsviTrainer *t, const DsviDataset *d, int64_t
     return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "the picture of a sampled clip");
 }
 
-/* Gives all ranks that share a clip the sample of the first of these ranks: a file that only some of them
- * can read would let the others take a later window. */
+/* Gives all ranks that share a clip the sample of the first of these ranks, which alone reads: ranks that
+ * cannot read a file would take a later window. */
 static DsvStatus share_sample(const DsviTrainer *t, DsviSampleRef *ref, float *sample, int64_t stride)
 {
     DSVI_TRY(dsvi_comm_broadcast(t->mesh.cp, 0, ref, sizeof *ref));
@@ -76,15 +76,17 @@ DsvStatus dsvi_sampled_pictures_read(const DsviTrainer *t, const DsviDataset *da
     out->samples = malloc((size_t)(count * out->stride) * sizeof *out->samples);
     if (dsvi_dit_given_first(s))
         out->first_frames = malloc((size_t)(count * frame) * sizeof *out->first_frames);
-    if (!dataset->latents)
+    bool decodes = !dataset->latents && t->mesh.cp_rank == 0;
+    if (decodes)
         pixels = malloc((size_t)(3 * s->num_frames * s->height * s->width) * sizeof *pixels);
     bool room = out->ref && out->samples && (out->first_frames || !dsvi_dit_given_first(s)) &&
-                (pixels || dataset->latents);
+                (pixels || !decodes);
     DsvStatus status = room ? DSV_OK
                             : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory for the pictures of sampled clips");
     for (int64_t i = 0; i < count && status == DSV_OK; i++) {
         float *sample = out->samples + i * out->stride;
-        status = find_sample(t, dataset, numbers[i], total, pixels, out->stride, &out->ref[i], sample);
+        if (t->mesh.cp_rank == 0)
+            status = find_sample(t, dataset, numbers[i], total, pixels, out->stride, &out->ref[i], sample);
         if (status == DSV_OK)
             status = share_sample(t, &out->ref[i], sample, out->stride);
         if (status == DSV_OK && out->first_frames)

@@ -77,7 +77,16 @@ static void ti2v_continues_the_first_frame(void **state)
     set(&settings, "validation_at_end", "true");
     set(&settings, "data.buckets", "5x32x32");
     set(&settings, "num_frames", "9");
-    assert_fails(DSV_E_USAGE, "sampled clips begin with pictures of windows of 9 x 32 x 32 (num_frames",
+    set(&settings, "data.cache", folder_named("not-encoded"));
+    assert_fails(
+        DSV_E_USAGE,
+        "sampled clips begin with pictures of windows of 9x32x32 (num_frames x height x width), which "
+        "data.buckets does not list",
+        dsv_train(&settings, NULL, NULL));
+    assert_false(dsvi_path_exists(scratch_path("not-encoded"))); /* refused before clips are encoded */
+    set(&settings, "data.buckets", "auto");                      /* no clip has 65 frames */
+    set(&settings, "num_frames", "65");
+    assert_fails(DSV_E_NOT_FOUND, "sampled clips begin with pictures of windows of 65 x 32 x 32 (num_frames",
                  dsv_train(&settings, NULL, NULL));
     image_settings(&settings, "still");
     set(&settings, "num_frames", "1");
