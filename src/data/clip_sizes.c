@@ -156,21 +156,49 @@ static int64_t frames_below(int64_t frames, int64_t step)
     return 1 + step * (steps >= 4 ? steps / 4 * 4 : steps >= 2 ? 2 : steps);
 }
 
+enum { RATIOS = 3 /* on each side of 1 */ };
+
+/* Returns the logarithm (base 2) of aspect ratio number k, -RATIOS to RATIOS. The one that is nearest to the
+ * ratio of `limit`, or to its reciprocal, is this ratio itself, so that clips of this shape are not cropped.
+ */
+static double log_ratio(const DsviClipSize *limit, int k)
+{
+    double own = log2((double)limit->width / (double)limit->height);
+    int nearest = (int)rint(fmin(fmax(own * RATIOS, -RATIOS), RATIOS));
+    if (k == nearest)
+        return own;
+    return k == -nearest ? -own : (double)k / RATIOS;
+}
+
+/* Returns the aspect ratio that is nearest to the clip's. */
+static double nearest_ratio(const DsviClipInfo *info, const DsviClipSize *limit)
+{
+    double exact = log2((double)info->width / (double)info->height), best = log_ratio(limit, -RATIOS);
+    for (int k = 1 - RATIOS; k <= RATIOS; k++)
+        if (fabs(log_ratio(limit, k) - exact) < fabs(best - exact))
+            best = log_ratio(limit, k);
+    return exp2(best);
+}
+
+/* Returns the largest multiple of `step` up to a length, which may be rounded a little below one. */
+static int64_t multiple_below(double length, int64_t step)
+{
+    return (int64_t)floor(length / (double)step + 1e-6) * step;
+}
+
 DsviClipSize dsvi_clip_size_auto(const DsviClipInfo *info, int64_t frames, const DsviClipSteps *steps,
                                  const DsviClipSize *limit, int64_t tokens_max)
 {
-    enum { RATIOS = 3 /* on each side of 1 */, SCALES = 16 };
+    enum { SCALES = 16 };
     DsviClipSize size = {frames_below(frames < limit->frames ? frames : limit->frames, steps->frame_step), 0,
                          0};
-    double exact = log2((double)info->width / (double)info->height) * RATIOS;
-    double ratio = exp2(fmin(fmax(rint(exact), -RATIOS), RATIOS) / RATIOS);
-    double step = (double)steps->pixel_step;
+    double ratio = nearest_ratio(info, limit), step = (double)steps->pixel_step;
     /* pixels of a frame: as many as the budget allows, then scaled down until the clip covers them */
     double area = (double)tokens_max / (double)(1 + (size.frames - 1) / steps->frame_step) * step * step;
     area = fmin(area, (double)(limit->height * limit->width));
     for (int scale = 0; scale < SCALES; scale++, area /= 2) {
-        size.height = (int64_t)floor(sqrt(area / ratio) / step) * steps->pixel_step;
-        size.width = (int64_t)floor(sqrt(area * ratio) / step) * steps->pixel_step;
+        size.height = multiple_below(sqrt(area / ratio), steps->pixel_step);
+        size.width = multiple_below(sqrt(area * ratio), steps->pixel_step);
         if (size.height > 0 && size.width > 0 && size.height <= info->height && size.width <= info->width)
             return size;
     }

@@ -97,9 +97,17 @@ static void automatic_sizes_keep_to_clip_and_budget(void **state)
             }
     assert_true(found > 10000);
     const DsviClipInfo square = {.width = 640, .height = 640}, tiny = {.width = 15, .height = 640};
+    /* clips of the shape of num_frames x height x width, upright or not, are not cropped or made smaller */
     DsviClipSize size = dsvi_clip_size_auto(&square, 200, &wan, &limit, 32760);
     assert_true(size.frames == 81 && size.height == 624 && size.width == 624);
     assert_int_equal(dsvi_clip_size_auto(&tiny, 200, &wan, &limit, 32760).frames, 0);
+    static const int64_t CLIPS[][4] = {{480, 832, 480, 832},   {832, 480, 832, 480}, {720, 1280, 480, 832},
+                                       {1080, 1920, 480, 832}, {400, 832, 304, 624}, {2000, 1000, 880, 432}};
+    for (size_t i = 0; i < sizeof CLIPS / sizeof *CLIPS; i++) {
+        const DsviClipInfo clip = {.height = CLIPS[i][0], .width = CLIPS[i][1]};
+        size = dsvi_clip_size_auto(&clip, 200, &wan, &limit, 32760);
+        assert_true(size.frames == 81 && size.height == CLIPS[i][2] && size.width == CLIPS[i][3]);
+    }
     size = dsvi_clip_size_auto(&square, 1, &wan, &limit, 32760);
     assert_true(size.frames == 1 && size.height == 624 && size.width == 624);
 }
