@@ -86,6 +86,9 @@ static void all_forms_name_the_same_layer(void **state)
         {"transformer.blocks.3.attn1.to_q.lora_A.weight", "blocks.3.attn1.to_q"},
         {"blocks.3.self_attn.q.lora_A.default.weight", "blocks.3.attn1.to_q"},
         {"base_model.model.blocks.3.self_attn.q.lora_A.weight", "blocks.3.attn1.to_q"},
+        {"base_model.model.blocks.3.attn1.to_q.lora_A.default.weight", "blocks.3.attn1.to_q"},
+        {"base_model.model.diffusion_model.blocks.3.self_attn.q.lora_A.weight", "blocks.3.attn1.to_q"},
+        {"base_model.model.transformer.blocks.3.attn1.to_q.lora_A.weight", "blocks.3.attn1.to_q"},
         {"lora_unet_blocks_12_cross_attn_k_img.lora_down.weight", "blocks.12.attn2.add_k_proj"},
         {"lora_unet_blocks_12_cross_attn_k.lora_down.weight", "blocks.12.attn2.to_k"},
         {"lora_unet_blocks_0_ffn_0.lora_down.weight", "blocks.0.ffn.net.0.proj"},
@@ -158,6 +161,30 @@ static void broken_files_are_refused(void **state)
     fill_file(&f);
     f.count = 0;
     open_fails(&f, DSV_E_FORMAT, "no tensors");
+}
+
+/* Other kinds of adapters are named, not only their keys. */
+static void other_adapters_are_named(void **state)
+{
+    static const char *const OTHERS[][2] = {
+        {"diffusion_model.blocks.0.self_attn.q.dora_scale", "is that of a DoRA"},
+        {"base_model.model.blocks.0.self_attn.q.lora_magnitude_vector", "is that of a DoRA"},
+        {"base_model.model.blocks.0.self_attn.q.lora_magnitude_vector.default.weight", "is that of a DoRA"},
+        {"lora_unet_blocks_0_self_attn_q.hada_w1_a", "is that of a LoHa"},
+        {"lora_unet_blocks_0_self_attn_q.lokr_w2", "is that of a LoKr"},
+        {"diffusion_model.blocks.0.self_attn.q.set_weight", "is that of a file that replaces whole weights"},
+        {"lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight",
+         "is that of a LoRA of a text encoder"},
+        {"transformer_2.blocks.0.attn1.to_q.lora_A.weight", "is that of a file for two experts"},
+    };
+    File f;
+    (void)state;
+    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++) {
+        fill_file(&f);
+        f.tensor[3].name = OTHERS[i][0];
+        open_fails(&f, DSV_E_UNSUPPORTED, OTHERS[i][1]);
+        assert_non_null(strstr(dsv_error_message(), OTHERS[i][0]));
+    }
 }
 
 static void a_lora_of_another_model_is_refused(void **state)
@@ -303,6 +330,29 @@ static void a_negative_alpha_keeps_its_sign(void **state)
     dsvi_lora_close(&lora);
 }
 
+/* Half numbers end at 65504: what the factor of a large alpha does not fit into them is refused. */
+static void a_large_alpha_does_not_overflow(void **state)
+{
+    static uint16_t half[RANK * WIDTH];
+    DsviLora lora;
+    File f;
+    (void)state;
+    fill_file(&f);
+    f.count = 3;
+    f.alpha = 100 * RANK;
+    for (int i = 0; i < RANK * WIDTH; i++)
+        dsvi_store(DSVI_F16, half, i, 7000);
+    f.tensor[0].dtype = DSVI_F16;
+    f.tensor[0].bytes = sizeof half;
+    f.tensor[0].data = half;
+    write_file(&f);
+    assert_ok(dsvi_lora_open(path, &lora));
+    assert_fails(DSV_E_FORMAT,
+                 "lora_A.weight, which alpha multiplies by 10, has a value that is too large for F16",
+                 dsvi_lora_write(&lora, DSVI_LORA_COMFY, other));
+    dsvi_lora_close(&lora);
+}
+
 static int make_folder(void **state)
 {
     (void)state;
@@ -325,11 +375,13 @@ int main(void)
         cmocka_unit_test(all_forms_name_the_same_layer),
         cmocka_unit_test(other_names_are_no_layers),
         cmocka_unit_test(broken_files_are_refused),
+        cmocka_unit_test(other_adapters_are_named),
         cmocka_unit_test(a_lora_of_another_model_is_refused),
         cmocka_unit_test(products_and_differences_are_added),
         cmocka_unit_test(written_forms_mean_the_same),
         cmocka_unit_test(only_comfy_holds_differences),
         cmocka_unit_test(a_negative_alpha_keeps_its_sign),
+        cmocka_unit_test(a_large_alpha_does_not_overflow),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -41,7 +41,12 @@ static int compare_parts(const void *a, const void *b)
 
 static DsvStatus parse_tensor(const DsviLora *lora, const DsviStoredTensor *tensor, NamedPart *out)
 {
+    const char *foreign = dsvi_lora_name_foreign(tensor->name);
     out->tensor = tensor;
+    if (foreign)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "%s: key %s is that of %s, expected matrices A and B of a Wan LoRA", lora_path(lora),
+                         tensor->name, foreign);
     if (!dsvi_lora_name_parse(tensor->name, out->layer, &out->part))
         return DSVI_FAIL(DSV_E_FORMAT,
                          "%s: unknown key %s, expected keys of a Wan LoRA, for example "
@@ -286,6 +291,10 @@ static DsvStatus append_part(LoraOutput *out, const DsviStoredTensor *from, cons
         for (int64_t i = 0; i < from->count; i++)
             dsvi_store(from->dtype, scaled, i, factor * dsvi_load(from->dtype, from->data, i));
         to->data = scaled;
+        if (!dsvi_all_finite(from->dtype, scaled, from->count))
+            return DSVI_FAIL(DSV_E_FORMAT,
+                             "%s, which alpha multiplies by %g, has a value that is too large for %s",
+                             from->name, fabs(factor), dsvi_dtype_name(from->dtype));
     }
     out->count++;
     return DSV_OK;

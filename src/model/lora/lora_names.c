@@ -84,6 +84,8 @@ static const Prefix PREFIXES[] = {
     {"model.diffusion_model.", '.'},
     {"diffusion_model.", '.'},
     {"transformer.", '.'},
+    {"base_model.model.diffusion_model.", '.'},
+    {"base_model.model.transformer.", '.'},
     {"base_model.model.", '.'},
     {"lora_unet__", '_'},
     {"lora_unet_", '_'},
@@ -173,6 +175,28 @@ bool dsvi_lora_name_parse(const char *name, char layer[DSVI_LORA_NAME_BYTES], Ds
             return parse_prefixed(name, length, layer);
     }
     return false;
+}
+
+const char *dsvi_lora_name_foreign(const char *name)
+{
+    static const char *const WORDS[][2] = {
+        {".dora_scale", "a DoRA (weights of which a LoRA changes the direction and a vector the length)"},
+        {".lora_magnitude_vector",
+         "a DoRA (weights of which a LoRA changes the direction and a vector the length)"},
+        {".hada_", "a LoHa (products of two LoRAs, element by element)"},
+        {".lokr_", "a LoKr (Kronecker products)"},
+        {".oft_", "an OFT (rotations of weights)"},
+        {".boft_", "a BOFT (rotations of weights)"},
+        {".set_weight", "a file that replaces whole weights"},
+        {"lora_te", "a LoRA of a text encoder"},
+        {"transformer_2.", "a file for two experts, of which dsv reads one file each"},
+    };
+    for (size_t i = 0; i < sizeof WORDS / sizeof *WORDS; i++) {
+        const char *at = strstr(name, WORDS[i][0]);
+        if (at && (at == name || WORDS[i][0][0] == '.'))
+            return WORDS[i][1];
+    }
+    return NULL;
 }
 
 bool dsvi_lora_name_of_param(const char *name, char layer[DSVI_LORA_NAME_BYTES], bool *bias)

@@ -38,6 +38,10 @@ typedef enum DsviLoraForm { DSVI_LORA_COMFY, DSVI_LORA_DIFFUSERS, DSVI_LORA_KOHY
  * the name has none of these forms or names no layer of a Wan transformer. */
 bool dsvi_lora_name_parse(const char *name, char layer[DSVI_LORA_NAME_BYTES], DsviLoraPart *part);
 
+/* Returns what a file is in which this name is found, of kinds that dsv does not read, such as DoRA; NULL:
+ * not known. */
+const char *dsvi_lora_name_foreign(const char *name);
+
 /* Finds the layer to which a parameter of a transformer file belongs, and whether it is the layer's bias. The
  * name may have a prefix and either naming: model.diffusion_model.blocks.0.self_attn.q.weight. */
 bool dsvi_lora_name_of_param(const char *name, char layer[DSVI_LORA_NAME_BYTES], bool *bias);
