@@ -331,6 +331,10 @@ static DsvStatus json_row(const List *list, const cJSON *object)
     const char *name;
     if (!cJSON_IsObject(object))
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": not a JSON object", list->path, list->line);
+    for (const cJSON *one = object->child; one; one = one->next)
+        if (cJSON_GetObjectItemCaseSensitive(object, one->string) != one)
+            return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": the key %.64s is there twice", list->path,
+                             list->line, one->string);
     const cJSON *path = json_value(object, PATH_NAMES, &name);
     if (path && !cJSON_IsString(path))
         return DSVI_FAIL(DSV_E_FORMAT, "%s:%" PRId64 ": %s is not a string", list->path, list->line, name);

@@ -336,6 +336,8 @@ static void jsonl_is_read_line_by_line(void **state)
     check_list_fails("l.jsonl", "\n{\"path\":7}\n", ".jsonl:2: path is not a string");
     check_list_fails("l.jsonl", "{\"path\":\"a\",\"text\":[\"x\",7]}\n",
                      ".jsonl:1: text is neither a string nor an array of strings");
+    check_list_fails("l.jsonl", "{\"path\":\"a\"}\n{\"path\":\"a\",\"text\":\"x\",\"text\":\"y\"}\n",
+                     ".jsonl:2: the key text is there twice");
     check_list("l.jsonl", "{\"path\":\"a\",\"weight\":0.25}\n{\"path\":\"b\",\"weight\":null}",
                "a@0.25|-\nb|-\n");
     check_list_fails("l.jsonl", "{\"path\":\"a\",\"weight\":-2}\n", ".jsonl:1: weight is '-2'");
