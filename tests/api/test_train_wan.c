@@ -304,7 +304,9 @@ static void sizes_that_do_not_fit_are_refused(void **state)
     sized_settings(&settings, folder);
     set(&settings, "data.cache", folder_named("refused-cache"));
     set(&settings, "data.buckets", "9x32x32,5x32x40");
-    assert_fails(DSV_E_SHAPE, "data.buckets: 5x32x40: width of the latent is 5",
+    assert_fails(DSV_E_SHAPE,
+                 "data.buckets: 5x32x40: width=40, expected a multiple of 16, 8 of the codec times 2 of the "
+                 "model's patch: the nearest are 32 and 48",
                  dsv_train(&settings, NULL, NULL));
     set(&settings, "data.buckets", "9x32x32,17x256x256");
     set(&settings, "memory_gib", "0.005");

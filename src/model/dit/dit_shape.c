@@ -1,5 +1,6 @@
 /* Shapes that follow from a model's shape and options, in one place so that training, sampling and `dsv
  * forward` use the same. */
+#include <stdio.h>
 #include <string.h>
 
 #include "model/dit/dit.h"
@@ -54,13 +55,33 @@ bool dsvi_dit_takes_condition(const DsviDitConfig *config)
     return config->in_channels > config->out_channels;
 }
 
+/* Checks that a side of the clip, `latent` times `unit` pixels, is a whole number of patches. */
+static DsvStatus check_side(const char *key, int64_t latent, int64_t unit, int64_t patch)
+{
+    int64_t step = unit * patch, found = latent * unit, below = found / step * step;
+    char nearest[64];
+    if (latent % patch == 0)
+        return DSV_OK;
+    if (below > 0)
+        snprintf(nearest, sizeof nearest, "the nearest are %lld and %lld", (long long)below,
+                 (long long)(below + step));
+    else
+        snprintf(nearest, sizeof nearest, "the nearest is %lld", (long long)step);
+    return DSVI_FAIL(
+        DSV_E_SHAPE,
+        "%s=%lld, expected a multiple of %lld, %lld of the codec times %lld of the model's patch: %s", key,
+        (long long)found, (long long)step, (long long)unit, (long long)patch, nearest);
+}
+
 DsvStatus dsvi_dit_check_input(const DsviDitConfig *config, const DsviCodec *codec, DsviVideoShape latent)
 {
     int64_t pictures, unit;
+    DSVI_TRY(dsvi_codec_steps(codec, &pictures, &unit));
+    DSVI_TRY(check_side("height", latent.height, unit, config->patch[1]));
+    DSVI_TRY(check_side("width", latent.width, unit, config->patch[2]));
     bool published = strcmp(codec->name, "wan") == 0 && config->out_channels == latent.channels;
     if (!published || !dsvi_dit_takes_condition(config))
         return dsvi_dit_check_latent(config, codec, latent);
-    DSVI_TRY(dsvi_codec_steps(codec, &pictures, &unit));
     if (config->in_channels == 2 * latent.channels + pictures)
         return DSV_OK;
     return DSVI_FAIL(
