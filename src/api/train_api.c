@@ -12,6 +12,7 @@
 #include "run/expert.h"
 #include "run/preview.h"
 #include "run/run.h"
+#include "run/run_folder.h"
 
 DsvStatus dsv_train_preview(const DsvConfig *config, void (*line)(void *context, const char *text),
                             void *context)
@@ -48,6 +49,8 @@ static DsvStatus prepare_data(DsvConfig *config, DsviBackend *backend, DsviComm 
                               const DsvEvents *events, DsviRunPrompts *prompts)
 {
     DSVI_TRY(dsvi_expert_prepare(config, dsvi_comm_rank(comm) == 0 ? log_expert : NULL, (void *)events));
+    if (dsvi_comm_rank(comm) == 0)
+        DSVI_TRY(dsvi_run_folder_check(config));
     if (strcmp(config->codec_name, "wan") == 0)
         DSVI_TRY(dsvi_preview_check(config, backend));
     if (strcmp(config->codec_name, "wan") == 0 && dsvi_comm_size(comm) == 1)

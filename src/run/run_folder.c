@@ -60,7 +60,7 @@ static DsvStatus check_for_sign(void *context, const char *name)
 static DsvStatus find_sign(const char *root, Sign *sign)
 {
     *sign = (Sign){.root = root};
-    return dsvi_folder_list(root, check_for_sign, sign);
+    return dsvi_path_is_folder(root) ? dsvi_folder_list(root, check_for_sign, sign) : DSV_OK;
 }
 
 static DsvStatus find_latest(DsviRunFolder *folder, DsviSparseLog *log, void *log_context)
@@ -194,6 +194,18 @@ DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsviSparseLog *log, Ds
     if (dsvi_checkpoint_tidy(folder->root) != DSV_OK)
         warn(log_context, dsv_error_message());
     return run_folder_find_start(settings, log, log_context, folder);
+}
+
+DsvStatus dsvi_run_folder_check(const DsvConfig *settings)
+{
+    DsviRunFolder folder;
+    memset(&folder, 0, sizeof folder);
+    DSVI_TRY(name_files(settings, &folder));
+    if (strcmp(settings->resume_from_checkpoint, "latest") == 0)
+        return DSV_OK;
+    DSVI_TRY(run_folder_find_start(settings, NULL, NULL, &folder));
+    return folder.start == DSVI_START_FRESH ? DSV_OK
+                                            : dsvi_checkpoint_check_options(settings, folder.checkpoint);
 }
 
 /* Writes config.yaml. An existing file with other contents is copied into `superseded` first. */

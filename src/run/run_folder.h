@@ -49,6 +49,12 @@ typedef struct DsviRunFolder {
 DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsviSparseLog *log, DsviSparseLog *warn,
                                void *log_context, DsviRunFolder *folder);
 
+/* Checks before data is prepared, which can take hours, that settings->output_dir can be opened for a new run
+ * or for the checkpoint that is named. Changes nothing. A checkpoint that `latest` finds is not checked: this
+ * would read its files a second time. Returns what dsvi_run_folder_open and dsvi_checkpoint_check_options
+ * return. */
+DsvStatus dsvi_run_folder_check(const DsvConfig *settings);
+
 /* Prepares the folder for a run that has done `step` steps. Call after options, data and checkpoint were
  * checked. Makes `latest` name the checkpoint of `step`, moves checkpoints and sampled clips of later steps
  * and a different config.yaml into `superseded`, and writes `settings` to config.yaml. If the process is

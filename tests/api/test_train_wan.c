@@ -315,6 +315,32 @@ static void sizes_that_do_not_fit_are_refused(void **state)
     assert_false(dsvi_path_exists(folder));
 }
 
+/* A folder that holds a run, and a checkpoint that does not continue as asked, are refused before a clip is
+ * encoded. */
+static void folders_are_checked_before_clips_are_encoded(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    const char *unused = folder_named("unused-cache");
+    (void)state;
+    wan_settings(&settings, folder_named("first"));
+    set(&settings, "data.path", folder_named("sized"));
+    set(&settings, "num_frames", "9");
+    set(&settings, "data.cache", folder_named("first-cache"));
+    train(&settings, &heard);
+    set(&settings, "data.cache", unused);
+    assert_fails(DSV_E_USAGE, "already holds a run", dsv_train(&settings, NULL, NULL));
+    set(&settings, "output_dir", folder_named("second"));
+    set(&settings, "resume_from_checkpoint", folder_named("no-checkpoint"));
+    assert_fails(DSV_E_NOT_FOUND, "no such folder, expected latest or a checkpoint",
+                 dsv_train(&settings, NULL, NULL));
+    set(&settings, "resume_from_checkpoint", folder_named("first/checkpoint-10"));
+    set(&settings, "lora_rank", "2");
+    assert_fails(DSV_E_USAGE, "this run has lora_rank=2", dsv_train(&settings, NULL, NULL));
+    assert_false(dsvi_path_exists(unused));
+    assert_false(dsvi_path_exists(folder_named("second")));
+}
+
 static void prompts_that_cannot_be_sampled_are_refused(void **state)
 {
     DsvConfig settings;
@@ -385,6 +411,7 @@ int main(void)
         cmocka_unit_test(prompts_are_sampled_with_the_lora),
         cmocka_unit_test(decoding_is_in_the_preview),
         cmocka_unit_test(sizes_that_do_not_fit_are_refused),
+        cmocka_unit_test(folders_are_checked_before_clips_are_encoded),
         cmocka_unit_test(prompts_that_cannot_be_sampled_are_refused),
         cmocka_unit_test(held_out_clips_have_text),
         cmocka_unit_test(wrong_data_is_refused),
