@@ -317,11 +317,20 @@ static DsvStatus write_list(const Encoding *e)
 {
     const DsviCaptionFileCounts *files = &e->dataset->caption_files;
     char path[DSVI_PATH_MAX], sums[512], line[DSVI_PATH_MAX + LINE_BYTES];
+    const char *first;
     DSVI_TRY(dsvi_path_join(path, e->out_dir, LIST_NAME));
     DSVI_TRY(dsvi_encode_clips_write(&e->clips, path));
     dsvi_encode_clips_summary(&e->clips, sums, sizeof sums);
     snprintf(line, sizeof line, "%s; listed in %s", sums, path);
     encode_log(e, DSV_LOG_INFO, line);
+    int64_t shorter = dsvi_encode_clips_shorter(&e->clips, &first);
+    if (shorter > 0) {
+        snprintf(line, sizeof line,
+                 "%lld clips are shorter than %lld frames, the first: %s: their last frame is repeated; with "
+                 "data.buckets they are trained at their length",
+                 (long long)shorter, (long long)e->settings->num_frames, first);
+        encode_log(e, DSV_LOG_WARNING, line);
+    }
     if (files->found > 0) {
         snprintf(line, sizeof line, "%lld caption files: %lld used, %lld unusable, %lld of no clip",
                  (long long)files->found, (long long)files->used, (long long)files->unusable,

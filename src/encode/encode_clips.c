@@ -223,12 +223,17 @@ void dsvi_encode_clips_outcome(DsviEncodeClips *clips, int64_t window, DsviWindo
 
 /* ---- The list of clips ---- */
 
+/* Returns by how many frames a clip is shorter than its window; 0 or less: it fills the window. */
+static int64_t missing_frames(const DsviEncodeClips *clips, int64_t i)
+{
+    return dsvi_dataset_size(clips->dataset, clips->config, i).frames - clips->at[i].frames;
+}
+
 /* Writes what a user should know about a clip, or nothing. */
 static void clip_note(const DsviEncodeClips *clips, int64_t i, char *text, size_t room)
 {
     const DsviEncodeClip *clip = &clips->at[i];
-    int64_t rest = clip->frames - clip->used, missing;
-    missing = dsvi_dataset_size(clips->dataset, clips->config, i).frames - clip->frames;
+    int64_t rest = clip->frames - clip->used, missing = missing_frames(clips, i);
     text[0] = 0;
     if (clip->copy_of >= 0)
         snprintf(text, room, "has the contents of %s, whose windows are used",
@@ -292,6 +297,18 @@ DsvStatus dsvi_encode_clips_write(const DsviEncodeClips *clips, const char *path
     DsvStatus status = fclose(to) == 0 ? dsvi_file_replace(path, text, bytes) : clips_no_memory(clips->count);
     free(text);
     return status;
+}
+
+int64_t dsvi_encode_clips_shorter(const DsviEncodeClips *clips, const char **first)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < clips->count; i++) {
+        bool shorter = clip_usable_windows(clips, i) > 0 && missing_frames(clips, i) > 0;
+        if (shorter && count == 0)
+            *first = clips->sources[i].path;
+        count += shorter;
+    }
+    return count;
 }
 
 void dsvi_encode_clips_summary(const DsviEncodeClips *clips, char *text, size_t room)

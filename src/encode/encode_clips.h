@@ -53,6 +53,10 @@ void dsvi_encode_clips_outcome(DsviEncodeClips *clips, int64_t window, DsviWindo
 /* Writes a CSV file with a row for each clip that the data set has found, used or left out. */
 DsvStatus dsvi_encode_clips_write(const DsviEncodeClips *clips, const char *path);
 
+/* Counts the clips that are shorter than their window, so that their last frame is repeated. *first: the
+ * first of them, if there is one. */
+int64_t dsvi_encode_clips_shorter(const DsviEncodeClips *clips, const char **first);
+
 /* Writes one line about the sums to `text`. */
 void dsvi_encode_clips_summary(const DsviEncodeClips *clips, char *text, size_t room);
 

@@ -316,7 +316,7 @@ static void sizes_that_do_not_fit_are_refused(void **state)
 }
 
 /* A folder that holds a run, and a checkpoint that does not continue as asked, are refused before a clip is
- * encoded. */
+ * encoded. Clips that are shorter than a window are told. */
 static void folders_are_checked_before_clips_are_encoded(void **state)
 {
     DsvConfig settings;
@@ -328,6 +328,7 @@ static void folders_are_checked_before_clips_are_encoded(void **state)
     set(&settings, "num_frames", "9");
     set(&settings, "data.cache", folder_named("first-cache"));
     train(&settings, &heard);
+    assert_non_null(strstr(heard.log, "clips are shorter than 9 frames, the first: "));
     set(&settings, "data.cache", unused);
     assert_fails(DSV_E_USAGE, "already holds a run", dsv_train(&settings, NULL, NULL));
     set(&settings, "output_dir", folder_named("second"));
