@@ -8,6 +8,7 @@
 
 #include "api/lora_files.h"
 #include "api/lora_run.h"
+#include "api/trained_run.h"
 #include "base/config_abi.h"
 #include "backend/backend.h"
 #include "device/carve.h"
@@ -190,18 +191,24 @@ static DsvStatus sample_run(Sampling *s, const char *model_path, const char *tex
     return write_sample(s, video_path);
 }
 
+/* Returns whether the arguments ask for what only a published model can do. */
+static bool asks_published(const DsvSampleArgs *args)
+{
+    return args->prompt_count > 0 || args->prompts_path || args->negative_prompt || args->noise_path ||
+           args->latents_path || args->sparse_path || args->image_path || args->last_image_path;
+}
+
 static DsvStatus sample_trained(const DsvSampleArgs *args, const DsviLoraSet *loras,
                                 const DsvConfig *settings, const DsvEvents *events)
 {
     DsvStatus status;
     Sampling s = {.settings = settings, .loras = loras};
-    if (args->prompt_count > 0 || args->prompts_path || args->negative_prompt || args->noise_path ||
-        args->latents_path || args->sparse_path || args->image_path || args->last_image_path)
+    if (asks_published(args))
         return DSVI_FAIL(
             DSV_E_USAGE,
             "%s: prompts, pictures, noise, latents and a sparse state need a published Wan model, such as a "
-            "folder with model_index.json: name the folder with all its parts, or name the others with "
-            "model.vae, model.text_encoder and model.tokenizer",
+            "folder with model_index.json, a run that trained one, or a transformer with model.vae, "
+            "model.text_encoder and model.tokenizer",
             args->model_path);
     DSVI_TRY_GOTO(status, dsvi_clip_check_path(args->output_path, settings->num_frames), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(args->model_path, &s.model), done);
@@ -315,7 +322,13 @@ static DsvStatus sample_model(const DsvSampleArgs *args, const DsvConfig *settin
     DsvStatus status;
     Published model = {.loras.count = 0};
     bool published;
+    DsvConfig dense = *settings;
     DSVI_TRY(dsvi_wan_folder_find(args->model_path, settings, &model.folder, &published));
+    if (!published && asks_published(args)) {
+        DSVI_TRY(dsvi_trained_run_find(args->model_path, settings, &model.folder, &published));
+        dense.sparse_enabled = args->sparse_path && settings->sparse_enabled;
+        settings = published ? &dense : settings; /* the run's sparse state belongs to the training */
+    }
     const DsviLoraFiles files = {args->lora_paths, args->lora_scales, args->lora_experts, args->lora_count};
     DSVI_TRY_GOTO(status,
                   dsvi_lora_files_open(&files, args->model_path, published && model.folder.two_experts,

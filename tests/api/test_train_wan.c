@@ -204,6 +204,9 @@ static void prompts_are_sampled_as_by_dsv_sample(void **state)
     assert_int_equal(system(command), 0);
     sample_prompts(copy, NULL, &settings);
     compare_prompts(run, 0);
+    /* the run itself is a model: its checkpoint among the parts of its model.path */
+    sample_prompts(run, NULL, &settings);
+    compare_prompts(run, 0);
 }
 
 /* With validation.ema the clips are those of the moving average to the bit, here with state in host memory,
@@ -229,6 +232,8 @@ static void the_moving_average_is_sampled(void **state)
              wan_model, copy, copy, run, copy);
     assert_int_equal(system(command), 0);
     sample_prompts(copy, NULL, &settings);
+    compare_prompts(run, 0);
+    sample_prompts(folder_named("averaged/checkpoint-10/transformer_ema"), NULL, &settings);
     compare_prompts(run, 0);
     set(&settings, "ema_decay", "0");
     set(&settings, "output_dir", folder_named("refused-average"));
