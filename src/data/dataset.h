@@ -146,10 +146,14 @@ DsvStatus dsvi_dataset_text_states(const DsviDataset *dataset, int64_t item, int
  * failures, such as lack of memory, are final. */
 bool dsvi_dataset_is_broken(DsvStatus status);
 
-/* Returns how many windows are tried for one sample before the run fails, including the sample's own. So many
- * unreadable files in a row mean that the disk or the folder is gone. Each cached window is tried at most
- * once. */
-int64_t dsvi_dataset_tries(const DsviDataset *dataset);
+/* Number of windows that are tried for one sample. So many unreadable files in a row mean that the disk or
+ * folder is gone. */
+enum { DSVI_DATASET_TRIES_MAX = 16 };
+
+/* Returns how many windows are tried for a sample of `item` before the run fails, including the sample's own.
+ * So many unreadable files in a row mean that the disk or the folder is gone. Each cached window is tried at
+ * most once; those of other sizes than the item's are not tried. */
+int64_t dsvi_dataset_tries(const DsviDataset *dataset, int64_t item);
 
 /* Returns the replacement of sample `index` after the sample and attempt - 1 replacements could not be read,
  * 1 <= attempt: the next item of the list, with a different window once all items were tried. attempt 0 is

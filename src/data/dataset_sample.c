@@ -15,10 +15,6 @@
  * sample and none could be read, use streams from the largest number downward. */
 enum { STREAM_WINDOW = 0, STREAM_FIRST_EPOCH = 1 };
 
-/* Number of windows that are tried for one sample. So many unreadable files in a row mean that the disk or
- * folder is gone. */
-enum { TRIES_MAX = 16 };
-
 /* Positions of the random numbers of one sample in stream STREAM_WINDOW: sample i uses the numbers DRAWS * i
    + DRAW_START, and so on. */
 enum { DRAW_START, DRAW_CROP_X, DRAW_CROP_Y, DRAW_CAPTION, DRAWS };
@@ -239,9 +235,10 @@ bool dsvi_dataset_is_broken(DsvStatus status)
            status == DSV_E_IO || status == DSV_E_UNSUPPORTED;
 }
 
-int64_t dsvi_dataset_tries(const DsviDataset *dataset)
+int64_t dsvi_dataset_tries(const DsviDataset *dataset, int64_t item)
 {
-    return dataset->latents && dataset->count < TRIES_MAX ? dataset->count : TRIES_MAX;
+    int64_t windows = dataset->order ? items_of(dataset, dataset->items[item].size) : dataset->count;
+    return dataset->latents && windows < DSVI_DATASET_TRIES_MAX ? windows : DSVI_DATASET_TRIES_MAX;
 }
 
 /* Returns the end of the range of consecutive items from `begin` that come from one clip. */

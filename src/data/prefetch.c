@@ -128,13 +128,24 @@ static uint64_t prefetch_sample_number(const DsviPrefetch *p, uint64_t index)
     return series->first + index / series->run * series->stride + index % series->run;
 }
 
+/* Fails because all windows that could be tried for a sample are unreadable; `last`: why the last one is. */
+static DsvStatus nothing_readable(const DsviDataset *dataset, int64_t tries, const char *last)
+{
+    const char *advice = dataset->latents ? "; delete such files and encode the clips again" : "";
+    if (dataset->latents && tries < DSVI_DATASET_TRIES_MAX)
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "none of the %lld windows of a size can be read, the last: %s%s",
+                         (long long)tries, last, advice);
+    return DSVI_FAIL(DSV_E_NOT_FOUND, "%lld windows in a row cannot be read, the last: %s%s",
+                     (long long)tries, last, advice);
+}
+
 /* Prepares sample `number`, or its replacement if the sample cannot be read, in its slot. place: as in
  * read_latent. */
 static DsvStatus prefetch_prepare(const Worker *worker, uint64_t number, const DsviLatentPlace *place,
                                   Slot *slot)
 {
     const DsviPrefetch *p = worker->prefetch;
-    int64_t tries = dsvi_dataset_tries(p->dataset);
+    int64_t tries = dsvi_dataset_tries(p->dataset, dsvi_dataset_sample(p->dataset, p->config, number).item);
     for (slot->passed_over = 0; slot->passed_over < tries; slot->passed_over++) {
         DsviSampleRef ref = dsvi_dataset_sample_again(p->dataset, p->config, number, slot->passed_over);
         DsvStatus status = prefetch_read_item(worker, &ref, slot->passed_over == 0 ? place : NULL, slot);
@@ -149,8 +160,7 @@ static DsvStatus prefetch_prepare(const Worker *worker, uint64_t number, const D
             return status;
         DSVI_TRY(note_broken(slot, ref.item));
     }
-    return DSVI_FAIL(DSV_E_NOT_FOUND, "%lld windows in a row cannot be read, the last: %s", (long long)tries,
-                     slot->broken->line);
+    return nothing_readable(p->dataset, tries, slot->broken->line);
 }
 
 static void *prefetch_work(void *context)

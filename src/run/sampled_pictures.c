@@ -38,7 +38,7 @@ static DsvStatus find_sample(const DsviTrainer *t, const DsviDataset *d, int64_t
                              float *pixels, int64_t stride, DsviSampleRef *ref, float *sample)
 {
     DsvStatus status = DSV_OK;
-    for (int64_t attempt = 0; attempt < dsvi_dataset_tries(d); attempt++) {
+    for (int64_t attempt = 0; attempt < dsvi_dataset_tries(d, 0); attempt++) {
         *ref = dsvi_dataset_spread_again(d, t->settings, number, total, attempt);
         status = read_sample(t, d, ref, pixels, stride, sample);
         if (status == DSV_OK || !dsvi_dataset_is_broken(status))

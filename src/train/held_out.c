@@ -261,7 +261,7 @@ static void warn_once(const Filling *f, int64_t item)
 static DsvStatus held_out_fill_window(const DsviHeldOut *h, const Filling *f, int64_t k)
 {
     float *latent = h->host_latents + h->place[k] * window_elements(h);
-    int64_t tries = dsvi_dataset_tries(f->dataset);
+    int64_t tries = dsvi_dataset_tries(f->dataset, 0);
     char last[512];
     for (int64_t attempt = 0; attempt < tries; attempt++) {
         DsviSampleRef ref = dsvi_dataset_spread_again(f->dataset, f->settings, k, h->clips, attempt);

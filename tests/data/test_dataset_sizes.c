@@ -303,6 +303,9 @@ static void an_epoch_has_every_item_in_batches_of_one_size(void **state)
         }
         d.first_of[size + 1] = next;
     }
+    /* an unreadable window is replaced by those of its size, each of them once */
+    for (int64_t size = 0; size < SIZES; size++)
+        assert_int_equal(dsvi_dataset_tries(&d, order[d.first_of[size]]), COUNTS[size]);
     for (int64_t batch = 1; batch <= 4; batch++) {
         config.train_batch_size = batch;
         uint64_t n = dsvi_dataset_epoch_batches(&d, &config), different = 0;
