@@ -1,4 +1,6 @@
-/* SIMD variants of sum_squares, adamw, adamw_8bit and the ops of Muon (ops/optim.h). */
+/* SIMD variants of sum_squares, adamw, adamw_8bit and the ops of Muon (ops/optim.h). Other than most files
+ * here, this one is compiled without fused products and sums, so that adamw has the bits of all levels and of
+ * the GPU (CMakeLists.txt); these ops wait for memory anyway. */
 #include <math.h>
 #include <string.h>
 

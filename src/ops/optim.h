@@ -15,6 +15,13 @@
  *   to nearest would lose every change of v below 1/256: element i of the whole array uses word i % 4 of
  *   dsvi_rng_words(rng, i / 4), its low 16 bits for m and its high 16 bits for v. The weights are computed
  *   from m and v before they are rounded.
+ *   On a GPU and on all instruction sets of CPUs adamw gives the same bits, so that a run does not depend on
+ *   where its state is updated. These variants compute in F32. Each operation is rounded to nearest, and no
+ *   product is fused with a sum:
+ *     g = grad grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + ((1-b2) g) g;
+ *     w = keep w - (rate m) / (sqrt(v) root + eps);  e = e + (1 - ema_decay) (w - e)
+ *   with the coefficients keep = 1 - lr weight_decay, rate = lr / (1 - b1^t), root = 1 / sqrt(1 - b2^t) and
+ *   the others rounded from F64. The reference implementation computes in F64.
  *
  * adamw_8bit: the same with m and v in 8 bits (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
  *   Quantization"): blocks of DSVI_STATE_BLOCK elements have a scale, the block's largest |m| or v, and each

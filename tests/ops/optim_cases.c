@@ -277,9 +277,68 @@ static void check_muon(const DsviBackend *backend, int64_t n)
     assert_case(&step, backend);
 }
 
+enum { EXACT = 20001 };
+
+/* What adamw reads and writes. */
+typedef struct Exact {
+    float grad[EXACT], weight[EXACT], m[EXACT], v[EXACT], ema[EXACT];
+    uint16_t copy[EXACT];
+} Exact;
+
+/* Does the step as optim.h states it, with the options of run_adamw. This file is compiled without fused
+ * products and sums. */
+static void exact_step(Exact *x)
+{
+    const float rest1 = (float)(1 - 0.9), rest2 = (float)(1 - 0.999), keep = (float)(1 - 1e-2 * 0.1);
+    const float rate = (float)(1e-2 / (1 - pow(0.9, 3))), root = (float)(1 / sqrt(1 - pow(0.999, 3)));
+    for (int i = 0; i < EXACT; i++) {
+        float g = x->grad[i] * 0.5f;
+        x->m[i] = 0.9f * x->m[i] + rest1 * g;
+        x->v[i] = 0.999f * x->v[i] + rest2 * g * g;
+        x->weight[i] = keep * x->weight[i] - rate * x->m[i] / (sqrtf(x->v[i]) * root + 1e-8f);
+        x->ema[i] += (float)(1 - 0.9999) * (x->weight[i] - x->ema[i]);
+        x->copy[i] = dsvi_f32_to_bf16(x->weight[i]);
+    }
+}
+
+/* Every variant has the same bits. Some gradients are so small that their squares are denormal. */
+static void check_bits(const DsviBackend *backend)
+{
+    static Exact expected, got;
+    DsviStream *stream = backend->device ? backend->device->stream : NULL;
+    if (strcmp(backend->ops.adamw.variant, "ref") == 0)
+        return;
+    dsvi_rng_fill_normal((DsviRng){3, DSVI_RNG_TEST, 2}, 0, expected.grad, 5 * EXACT);
+    for (int i = 0; i < EXACT; i++) {
+        expected.grad[i] *= (float)pow(10, -(i % 24));
+        expected.v[i] *= i % 3 == 0 ? 0 : expected.v[i];
+    }
+    got = expected;
+    CheckCase c = {.acc = DSVI_F32, .buffers = 6};
+    const CheckBuffer buffer[] = {
+        {.n = EXACT, .data = check_upload(backend, stream, got.grad, sizeof got.grad)},
+        {.n = EXACT, .data = check_upload(backend, stream, got.weight, sizeof got.weight)},
+        {.n = EXACT, .dtype = DSVI_F32, .data = check_upload(backend, stream, got.m, sizeof got.m)},
+        {.n = EXACT, .dtype = DSVI_F32, .data = check_upload(backend, stream, got.v, sizeof got.v)},
+        {.n = EXACT, .data = check_upload(backend, stream, got.ema, sizeof got.ema)},
+        {.n = EXACT, .dtype = DSVI_BF16, .data = check_upload(backend, stream, got.copy, sizeof got.copy)},
+    };
+    memcpy(c.buffer, buffer, sizeof buffer);
+    exact_step(&expected);
+    assert_ok(run_adamw(&c, &backend->ops, stream));
+    check_release(backend, stream, buffer[0].data);
+    check_download(backend, stream, got.weight, buffer[1].data, sizeof got.weight);
+    check_download(backend, stream, got.m, buffer[2].data, sizeof got.m);
+    check_download(backend, stream, got.v, buffer[3].data, sizeof got.v);
+    check_download(backend, stream, got.ema, buffer[4].data, sizeof got.ema);
+    check_download(backend, stream, got.copy, buffer[5].data, sizeof got.copy);
+    assert_memory_equal(&got, &expected, sizeof got);
+}
+
 void check_optim_cases(const DsviBackend *backend)
 {
     check_average(backend);
+    check_bits(backend);
     check_random_rounding(backend);
     check_codes(backend);
     for (size_t i = 0; i < sizeof LENGTHS / sizeof LENGTHS[0]; i++) {

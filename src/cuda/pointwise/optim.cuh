@@ -46,7 +46,7 @@ __device__ __forceinline__ void derive(const Derived<T> &p, int64_t at, const fl
         load<N>(p.ema + at, ema);
 #pragma unroll
         for (int i = 0; i < N; i++)
-            ema[i] += p.ema_rest * (weight[i] - ema[i]);
+            ema[i] = __fadd_rn(ema[i], __fmul_rn(p.ema_rest, __fsub_rn(weight[i], ema[i])));
         store<N>(p.ema + at, ema);
     }
     if (p.copy)
@@ -87,15 +87,17 @@ template <typename T> static inline AdamwStep<T> adamw_arguments(const DsviAdamw
     return p;
 }
 
-/* Does the AdamW update of one element. */
+/* Does the AdamW update of one element, with the operations that ops/optim.h states: each is rounded, none is
+ * fused. */
 template <typename T>
 __device__ __forceinline__ void adamw_element(const AdamwStep<T> &p, float grad, float &weight, float &m,
                                               float &v)
 {
-    float g = grad * p.grad_scale;
-    m = p.beta1 * m + p.rest1 * g;
-    v = p.beta2 * v + p.rest2 * g * g;
-    weight = p.keep * weight - p.rate * m / (sqrtf(v) * p.root + p.eps);
+    float g = __fmul_rn(grad, p.grad_scale);
+    m = __fadd_rn(__fmul_rn(p.beta1, m), __fmul_rn(p.rest1, g));
+    v = __fadd_rn(__fmul_rn(p.beta2, v), __fmul_rn(__fmul_rn(p.rest2, g), g));
+    float size = __fadd_rn(__fmul_rn(__fsqrt_rn(v), p.root), p.eps);
+    weight = __fsub_rn(__fmul_rn(p.keep, weight), __fdiv_rn(__fmul_rn(p.rate, m), size));
 }
 
 } // namespace dsvi
