@@ -11,6 +11,7 @@
 #include "ops/gemm_peak.h"
 #include "train/memory_explain.h"
 #include "train/memory_plan.h"
+#include "train/trainer_offload.h"
 #include "run/model_path.h"
 #include "run/notices.h"
 #include "run/run_facts.h"
@@ -19,6 +20,23 @@
 
 enum { LINE_BYTES = 1024 };
 static const double GIB = 1073741824.0;
+
+/* Returns the fewest ranks that the options name, and of these the ranks that divide the state. */
+static int64_t named_ranks(const DsvConfig *settings, int64_t *shard_ranks)
+{
+    int64_t cp = settings->cp_size, data = settings->dp_size, shard = settings->hsdp_shard_dim;
+    int64_t ranks = (cp > 1 ? cp : 1) * (data > 1 ? data : 1);
+    ranks = shard > ranks ? shard : ranks;
+    *shard_ranks = shard > 0 ? shard : ranks;
+    return ranks;
+}
+
+/* Refuses what the run of several ranks refuses that the options name, although the plan is that of one. */
+static DsvStatus check_offload(const DsvConfig *settings)
+{
+    int64_t shard_ranks, ranks = named_ranks(settings, &shard_ranks);
+    return dsvi_trainer_offload_check(settings, ranks, shard_ranks);
+}
 
 /* Returns the options with all options for several ranks reset to one rank. */
 static DsvConfig config_of_one_rank(const DsvConfig *settings)
@@ -323,6 +341,7 @@ DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend, c
     DsvConfig alone = config_of_one_rank(settings);
     DsviDataset *dataset = NULL;
     DsviClipSizes sizes = {.count = 0};
+    DSVI_TRY(check_offload(settings));
     DSVI_TRY(dsvi_codec_open(&alone, &codec));
     DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, &preview), done);
     DSVI_TRY_GOTO(status, preview_data(&alone, codec, &preview.config, &dataset, &sizes, line, context),

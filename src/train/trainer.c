@@ -121,7 +121,7 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
 {
     const DsvConfig *settings = t->settings;
     const DsviDitConfig *config = &t->config;
-    DSVI_TRY(dsvi_trainer_offload_check(settings, &t->mesh));
+    DSVI_TRY(dsvi_trainer_offload_check(settings, dsvi_comm_size(t->mesh.all), t->mesh.shard_ranks));
     DSVI_TRY(check_pictures(settings, config));
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
     t->trained = &t->table;

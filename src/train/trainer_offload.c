@@ -9,16 +9,15 @@
 #include "train/trainer_sizes.h"
 
 /* Checks that weights that are trained can wait in host memory. */
-static DsvStatus check_trained(const DsvConfig *settings, const DsviMesh *mesh)
+static DsvStatus check_trained(const DsvConfig *settings, int64_t ranks, int64_t shard_ranks)
 {
-    int64_t ranks = dsvi_comm_size(mesh->all);
     if (dsvi_dit_act(settings) == DSVI_F32)
         return DSVI_FAIL(
             DSV_E_USAGE,
             "offload is %s and mixed_precision is no, expected bf16, or a LoRA: F32 weights that are trained "
             "stay on the device",
             settings->offload);
-    if (ranks > 1 && (settings->zero_stage < 3 || mesh->shard_ranks == 1))
+    if (ranks > 1 && (settings->zero_stage < 3 || shard_ranks == 1))
         return DSVI_FAIL(DSV_E_UNSUPPORTED,
                          "offload is %s and each of %lld ranks keeps all weights, expected zero_stage=3, one "
                          "rank, or a LoRA",
@@ -26,10 +25,10 @@ static DsvStatus check_trained(const DsvConfig *settings, const DsviMesh *mesh)
     return DSV_OK;
 }
 
-DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, const DsviMesh *mesh)
+DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, int64_t ranks, int64_t shard_ranks)
 {
     if (dsvi_offloads(settings, "weights") && settings->lora_rank == 0)
-        DSVI_TRY(check_trained(settings, mesh));
+        DSVI_TRY(check_trained(settings, ranks, shard_ranks));
     if (dsvi_offloads(settings, "residual") && dsvi_dit_keep(settings) == DSVI_KEEP_ALL)
         return DSVI_FAIL(
             DSV_E_USAGE,

@@ -11,8 +11,9 @@
 extern "C" {
 #endif
 
-/* Fails with DSV_E_USAGE or DSV_E_UNSUPPORTED if the option asks for what this run does not have. */
-DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, const DsviMesh *mesh);
+/* Fails with DSV_E_USAGE or DSV_E_UNSUPPORTED if the options ask for what a run of `ranks` ranks,
+ * `shard_ranks` of which divide the state, does not have. */
+DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, int64_t ranks, int64_t shard_ranks);
 /* Returns whether the weights of the trainer's blocks can wait in host memory: the frozen ones beside a LoRA,
  * or else those that are trained. */
 bool dsvi_trainer_lends(const DsviTrainer *trainer);

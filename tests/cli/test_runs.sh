@@ -236,6 +236,11 @@ says '--card rtx4090: expected --dry-run with it'
 wants 2 "$dsv" plan memory run.yaml --card h100 --device-table gpu.json
 says 'expected one of them'
 
+# The plan is that of one rank, but what the ranks that the options name would refuse is refused.
+wants 1 "${train[@]}" --dry-run mixed_precision=bf16 offload=weights dp_size=2 zero_stage=2
+says 'offload is weights and each of 2 ranks keeps all weights, expected zero_stage=3, one rank, or a LoRA'
+wants 0 "${train[@]}" --dry-run mixed_precision=bf16 offload=weights dp_size=2 zero_stage=3
+
 # Sizes that differ from the preset are reported; the command line cannot mix a file's sizes with another
 # preset.
 wants 0 "${train[@]}" output_dir=sizes
