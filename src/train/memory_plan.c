@@ -13,7 +13,7 @@
 
 #include "base/memory_limit.h"
 #include "ops/gemm_peak.h"
-#include "train/block_plan.h"
+#include "train/size_plans.h"
 #include "train/trainer_offload.h"
 #include "train/trainer_sizes.h"
 
@@ -24,44 +24,11 @@ enum { SLACK = 4096 };
  * as in sampling (sample/sample_room.c). */
 static const size_t RESERVE = (size_t)1 << 30;
 static const double GIB = 1073741824.0;
-/* Backward passes of attention take about as long as three forward passes (docs/performance.md). */
-static const double ATTENTION_BACKWARD = 3;
 /* Bytes of device memory that an update reads and writes for each trained parameter: gradient, weight and two
  * moments in F32, the weight again in BF16. */
 static const double UPDATE_BYTES = 30;
 
-/* The ways of a block, numbered as in DsviBlockPlan.way; bits of a set of ways. */
-static const DsviDitKept WAY[DSVI_BLOCK_WAYS] = {{DSVI_KEEP_ALL, false},
-                                                 {DSVI_KEEP_ATTENTION, false},
-                                                 {DSVI_KEEP_INPUT, false},
-                                                 {DSVI_KEEP_ATTENTION, true},
-                                                 {DSVI_KEEP_INPUT, true}};
-enum { ALL = 1, ATTENTION = 2, INPUT = 4, ATTENTION_WAITS = 8, INPUT_WAITS = 16 };
-enum { KEEPS = 3, SETS = 13, SETS_ON_DEVICE = 7 };
-static const int SET[SETS] = {
-    ALL,
-    ATTENTION,
-    INPUT,
-    ALL | ATTENTION,
-    ALL | INPUT,
-    ATTENTION | INPUT,
-    ALL | ATTENTION | INPUT,
-    /* sets with blocks in host memory */
-    ATTENTION | ATTENTION_WAITS,
-    INPUT | INPUT_WAITS,
-    ALL | ATTENTION | ATTENTION_WAITS,
-    ALL | INPUT | INPUT_WAITS,
-    ATTENTION | INPUT | ATTENTION_WAITS | INPUT_WAITS,
-    ALL | ATTENTION | INPUT | ATTENTION_WAITS | INPUT_WAITS,
-};
-
-/* What is known of one size of clips. */
-typedef struct SizePlans {
-    int64_t forward, backward; /* picoseconds of a block, without computing again */
-    double ends;               /* seconds of embeddings and head in both passes */
-    size_t before[SETS];       /* bytes of a pass beside those of the plans of a set */
-    DsviBlockPlans plans[SETS];
-} SizePlans;
+enum { SETS = DSVI_WAY_SETS, SETS_ON_DEVICE = DSVI_WAY_SETS_ON_DEVICE };
 
 /* What waits beside activations. */
 typedef enum Waiting {
@@ -75,7 +42,7 @@ typedef enum Waiting {
 /* A row of the table: which choices it allows, the best of them, and what that takes. */
 typedef struct Row {
     const char *keep; /* value of gradient_checkpointing for all blocks; NULL: block by block */
-    int first, end;   /* the sets of SET that are allowed */
+    int first, end;   /* the sets of ways that are allowed */
     Waiting waiting;
     int64_t level; /* for how many blocks it waits; not counted: the state and gradients beside weights */
     const DsviBlockPlan *plan[DSVI_CLIP_SIZES_MAX]; /* by size of clips */
@@ -100,9 +67,8 @@ typedef struct Planner {
     int64_t levels[WAITINGS]; /* most blocks for which it can wait; -1: it cannot */
     Level *level[WAITINGS];   /* (levels + 1) */
     size_t grads;             /* bytes of gradients that wait beside trained weights */
-    SizePlans *plans[2];      /* (size_count): [1]: with what waits beside weights, and half of the link for
+    DsviSizePlans *plans[2];  /* (size_count): [1]: with what waits beside weights, and half of the link for
                                * activations */
-    DsviChainBlock *block;    /* (num_layers) */
     DsviDitKept *kept;        /* (num_layers) */
 } Planner;
 
@@ -119,11 +85,6 @@ DsvStatus dsvi_memory_plan_speeds(const DsvConfig *settings, const DsviBackend *
         return DSV_OK;
     DSVI_TRY(dsvi_device_speeds_time_copies(backend->device, speeds));
     return dsvi_gemm_peak(backend, dsvi_dit_act(settings), &speeds->flops);
-}
-
-static int64_t picoseconds(double seconds)
-{
-    return (int64_t)llround(seconds * 1e12);
 }
 
 /* ---- memory ---- */
@@ -152,7 +113,7 @@ static void apply(const Planner *p, const Row *row)
     set_level(p, row->waiting, row->level);
     for (int64_t i = 0; i < p->t->size_count; i++) {
         for (int64_t b = 0; b < p->t->config.num_layers; b++)
-            p->kept[b] = WAY[row->plan[i]->way[b]];
+            p->kept[b] = dsvi_block_way(row->plan[i]->way[b]);
         dsvi_dit_keep_blocks(p->t->sizes[i].dit, p->kept);
     }
 }
@@ -165,143 +126,19 @@ static DsviArena lay_out_host(const Planner *p)
     return plan;
 }
 
-/* ---- the chain of blocks ---- */
-
-/* Returns FLOPs of a forward pass of self-attention and cross-attention in one block; lists count with the
- * density that they may have. */
-static double attention_flops(const DsviTrainer *t, const DsviDitShape *shape)
-{
-    const DsvConfig *s = t->settings;
-    double lists = s->sparse_target_density > 0 ? s->sparse_target_density : s->sparse_max_density;
-    return (s->sparse_enabled ? lists : 1) * dsvi_dit_flops_attention(&t->config, shape) /
-           (double)t->config.num_layers;
-}
-
-static DsviDitShape shape_of(const DsviTrainer *t, const DsviTrainerSize *size)
-{
-    return dsvi_dit_shape_of(&t->config, t->settings->train_batch_size, size->latent);
-}
-
-/* Fills a block's times and ways; `link`: bytes per second for its copies. */
-static void fill_block(const DsviTrainer *t, const DsviTrainerSize *size, double link, DsviChainBlock *block)
-{
-    const DsviDitShape shape = shape_of(t, size);
-    double hidden, linear = dsvi_dit_flops_block(&t->config, &shape, &hidden), flops = t->speeds.flops;
-    double attention = attention_flops(t, &shape);
-    block->forward = picoseconds((linear + attention) / flops);
-    block->backward = picoseconds(((t->frozen ? 1 : 2) * linear + ATTENTION_BACKWARD * attention) / flops);
-    for (int w = 0; w < DSVI_BLOCK_WAYS; w++) {
-        size_t bytes = dsvi_dit_own_bytes(size->dit, WAY[w].keep);
-        double again = linear + (WAY[w].keep == DSVI_KEEP_INPUT ? attention : 0);
-        bool all = WAY[w].keep == DSVI_KEEP_ALL;
-        block->way[w] = (DsviBlockWay){
-            .shares = !all,
-            .waits = WAY[w].host,
-            .bytes = WAY[w].host ? 0 : bytes,
-            .again = all ? 0 : picoseconds(again / flops),
-            .again_last = all ? 0 : picoseconds(hidden / flops),
-            .copy = WAY[w].host ? picoseconds((double)bytes / link) : 0,
-        };
-    }
-}
-
-/* Returns whether a set allows blocks in host memory. */
-static bool set_waits(int set)
-{
-    return (SET[set] & (ATTENTION_WAITS | INPUT_WAITS)) != 0;
-}
-
-/* Returns the bytes of the two sets of buffers in which blocks take turns that wait in host memory. */
-static size_t stack_bytes(const DsviTrainerSize *size, int set)
-{
-    DsviDitKeep largest = SET[set] & ATTENTION_WAITS ? DSVI_KEEP_ATTENTION : DSVI_KEEP_INPUT;
-    return set_waits(set) ? 2 * dsvi_dit_own_bytes(size->dit, largest) : 0;
-}
-
-/* Fills the chain of a size. If blocks wait in host memory, one of their sets of buffers holds the input of
- * the head. */
-static DsviChain make_chain(const Planner *p, const DsviTrainerSize *size, int set, double link)
-{
-    const DsviDit *dit = size->dit;
-    int64_t layers = p->t->config.num_layers;
-    fill_block(p->t, size, link, &p->block[0]);
-    for (int w = 0; w < DSVI_BLOCK_WAYS; w++)
-        p->block[0].way[w].allowed = SET[set] >> w & 1;
-    for (int64_t b = 0; b < layers; b++) {
-        p->block[b] = p->block[0];
-        p->block[b].after = dsvi_dit_gradients_from(dit, b + 1);
-    }
-    return (DsviChain){
-        .blocks = layers,
-        .block = p->block,
-        .end = set_waits(set) ? 0 : dsvi_dit_input_bytes(dit),
-        .after_end = dsvi_dit_gradients_from(dit, layers + 1),
-        .limit = p->pass_limit,
-    };
-}
-
-/* Finds the plans of each set. The memory of a pass beside them is measured with plans that keep the same of
- * every block, which the first three sets are: those are laid out. */
-static DsvStatus plan_size(const Planner *p, int64_t i, double link, SizePlans *out)
-{
-    DsviTrainer *t = p->t;
-    const DsviTrainerSize *size = &t->sizes[i];
-    size_t least[KEEPS];
-    for (int s = 0; s < SETS; s++) {
-        DsviChain chain = make_chain(p, size, s, link);
-        DSVI_TRY(dsvi_block_plans_find(&chain, &out->plans[s]));
-        out->forward = chain.block[0].forward;
-        out->backward = chain.block[0].backward;
-    }
-    for (int k = 0; k < KEEPS; k++) {
-        for (int64_t b = 0; b < t->config.num_layers; b++)
-            p->kept[b] = WAY[k];
-        dsvi_dit_keep_blocks(size->dit, p->kept);
-        (void)lay_out(p);
-        least[k] = size->pass_bytes - out->plans[k].plan[0].bytes;
-    }
-    for (int s = 0; s < SETS; s++)
-        out->before[s] = least[SET[s] & INPUT ? 2 : SET[s] & ATTENTION ? 1 : 0] + stack_bytes(size, s);
-    const DsviDitShape shape = shape_of(t, size);
-    double blocks = (double)t->config.num_layers * dsvi_dit_flops_block(&t->config, &shape, NULL);
-    out->ends = 3 * (dsvi_dit_flops_gemm(&t->config, &shape) - blocks) / t->speeds.flops;
-    return DSV_OK;
-}
-
 /* ---- the best choices of a row ---- */
 
 /* Returns which plans a row uses: copies of activations have half of the link beside those of weights. */
-static const SizePlans *plans_of(const Planner *p, const Row *row, int64_t size)
+static const DsviSizePlans *plans_of(const Planner *p, const Row *row, int64_t size)
 {
     return &p->plans[row->waiting == WEIGHTS][size];
-}
-
-/* Sets the fastest plan of a size in `bytes` of memory of a pass, or with `least` the smallest plan. Returns
- * the memory that it takes; 0: there is no plan. */
-static size_t choose_plan(const SizePlans *plans, Row *row, int64_t size, size_t bytes, bool least)
-{
-    size_t taken = 0;
-    row->plan[size] = NULL;
-    for (int s = row->first; s < row->end; s++) {
-        size_t before = plans->before[s];
-        const DsviBlockPlan *plan = least ? &plans->plans[s].plan[0]
-                                    : bytes >= before
-                                        ? dsvi_block_plans_within(&plans->plans[s], bytes - before)
-                                        : NULL;
-        const DsviBlockPlan *best = row->plan[size];
-        if (plan && (!best || (least ? before + plan->bytes < taken : plan->time < best->time))) {
-            row->plan[size] = plan;
-            taken = before + plan->bytes;
-        }
-    }
-    return taken;
 }
 
 /* Returns the seconds of the forward and backward pass in which the device waits for copies. The weights of a
  * lent block are copied while the blocks between two lent blocks compute, and the gradients of a block are
  * copied to the host during the backward pass of the next block; what takes longer than that is waited for.
  */
-static double exposed_copies(const Planner *p, const Row *row, const SizePlans *plans)
+static double exposed_copies(const Planner *p, const Row *row, const DsviSizePlans *plans)
 {
     double layers = (double)p->t->config.num_layers, level = (double)row->level, link = p->t->speeds.link;
     double forward = (double)plans->forward * 1e-12, backward = (double)plans->backward * 1e-12, exposed = 0;
@@ -323,7 +160,7 @@ static double predict(const Planner *p, const Row *row)
     double pass = 0, beside = 0, update = UPDATE_BYTES * (double)t->zero.shard.own / t->speeds.memory;
     size_t state = p->level[row->waiting][row->waiting == STATE ? row->level : 0].moved;
     for (int64_t i = 0; i < t->size_count; i++) {
-        const SizePlans *plans = plans_of(p, row, i);
+        const DsviSizePlans *plans = plans_of(p, row, i);
         pass += (double)row->plan[i]->time * 1e-12 + plans->ends + exposed_copies(p, row, plans);
         beside += (double)plans->backward * 1e-12 * (double)t->config.num_layers / (double)t->size_count;
     }
@@ -339,7 +176,7 @@ static size_t waiting_bytes(const Planner *p, const Row *row)
     for (int64_t i = 0; i < p->t->size_count; i++) {
         size_t bytes = 0;
         for (int64_t b = 0; b < p->t->config.num_layers; b++) {
-            DsviDitKept kept = WAY[row->plan[i]->way[b]];
+            DsviDitKept kept = dsvi_block_way(row->plan[i]->way[b]);
             bytes += kept.host ? dsvi_dit_own_bytes(p->t->sizes[i].dit, kept.keep) : 0;
         }
         most = bytes > most ? bytes : most;
@@ -356,7 +193,9 @@ static size_t choose_at(const Planner *p, Row *row, int64_t level, size_t limit,
     if (!least && begin + most > limit)
         return 0;
     for (int64_t i = 0; i < p->t->size_count; i++) {
-        size_t taken = choose_plan(plans_of(p, row, i), row, i, least ? 0 : limit - begin, least);
+        const DsviSizePlans *plans = plans_of(p, row, i);
+        size_t taken = dsvi_size_plans_choose(plans, row->first, row->end, least ? 0 : limit - begin, least,
+                                              &row->plan[i]);
         if (taken == 0)
             return 0;
         most = taken > most ? taken : most;
@@ -518,9 +357,8 @@ static DsvStatus allocate(Planner *p)
     }
     p->plans[0] = calloc(sizes, sizeof *p->plans[0]);
     p->plans[1] = calloc(sizes, sizeof *p->plans[1]);
-    p->block = calloc(layers, sizeof *p->block);
     p->kept = calloc(layers, sizeof *p->kept);
-    return whole && p->plans[0] && p->plans[1] && p->block && p->kept
+    return whole && p->plans[0] && p->plans[1] && p->kept
                ? DSV_OK
                : DSVI_FAIL(DSV_E_NO_MEMORY, "no memory to plan %zu blocks", layers);
 }
@@ -529,13 +367,11 @@ static void release(Planner *p)
 {
     for (int half = 0; half < 2; half++) {
         for (int64_t i = 0; p->plans[half] && i < p->t->size_count; i++)
-            for (int s = 0; s < SETS; s++)
-                dsvi_block_plans_free(&p->plans[half][i].plans[s]);
+            dsvi_size_plans_free(&p->plans[half][i]);
         free(p->plans[half]);
     }
     for (int w = 0; w < WAITINGS; w++)
         free(p->level[w]);
-    free(p->block);
     free(p->kept);
 }
 
@@ -557,8 +393,10 @@ static DsvStatus measure(Planner *p)
             continue;
         set_level(p, half ? WEIGHTS : NOTHING, 0);
         p->grads = lay_out_host(p).by_class[DSVI_MEM_GRADIENTS];
-        for (int64_t i = 0; i < t->size_count; i++)
-            DSVI_TRY(plan_size(p, i, t->speeds.link / (1 + half), &p->plans[half][i]));
+        for (int64_t i = 0; i < t->size_count; i++) {
+            const DsviSizePlansArgs args = {i, t->speeds.link / (1 + half), p->pass_limit, p->layout};
+            DSVI_TRY(dsvi_size_plans_find(t, &args, &p->plans[half][i]));
+        }
     }
     return DSV_OK;
 }

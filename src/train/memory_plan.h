@@ -4,7 +4,7 @@
  * What waits beside activations is, in whole blocks, the optimizer's state; or beside a LoRA the frozen
  * weights; or, without a LoRA, all state, all gradients of blocks, and the weights of some blocks. For each
  * number of such blocks the layout function says how much device memory is left for a pass, and
- * train/block_plan.h which choices of activations are the fastest in it. Memory is exact; times are predicted
+ * train/size_plans.h which choices of activations are the fastest in it. Memory is exact; times are predicted
  * from FLOPs and copied bytes with the speeds of the device (DsviTrainer.speeds). */
 #ifndef DSVI_MEMORY_PLAN_H
 #define DSVI_MEMORY_PLAN_H
