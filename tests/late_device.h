@@ -18,8 +18,8 @@ static struct {
         const void *from;
         size_t bytes;
     } copy[LATE_COPIES_MAX];
-    int waiting;
-    int64_t count; /* copies so far */
+    int waiting, flagged; /* copies; of these, how many come before the stream's flag */
+    int64_t count;        /* copies so far */
 } late;
 
 static inline DsvStatus late_copy(DsviStream *stream, void *to, const void *from, size_t bytes)
@@ -37,12 +37,35 @@ static inline DsvStatus late_copy(DsviStream *stream, void *to, const void *from
     return DSV_OK;
 }
 
-static inline DsvStatus late_sync(DsviStream *stream)
+/* Does the first `count` copies that wait. */
+static inline void late_do(int count)
 {
-    for (int i = 0; stream == late.stream && i < late.waiting; i++)
+    for (int i = 0; i < count; i++)
         if (late.copy[i].bytes > 0)
             memmove(late.copy[i].to, late.copy[i].from, late.copy[i].bytes);
-    late.waiting = stream == late.stream ? 0 : late.waiting;
+    late.waiting -= count;
+    late.flagged = late.flagged > count ? late.flagged - count : 0;
+    memmove(late.copy, late.copy + count, (size_t)late.waiting * sizeof *late.copy);
+}
+
+static inline DsvStatus late_sync(DsviStream *stream)
+{
+    if (stream == late.stream)
+        late_do(late.waiting);
+    return DSV_OK;
+}
+
+static inline DsvStatus late_flag(DsviStream *stream)
+{
+    if (stream == late.stream)
+        late.flagged = late.waiting;
+    return DSV_OK;
+}
+
+static inline DsvStatus late_await(DsviStream *stream)
+{
+    if (stream == late.stream)
+        late_do(late.flagged);
     return DSV_OK;
 }
 
@@ -57,11 +80,13 @@ static inline void late_device(DsviDevice *device, DsviStream **stream)
 {
     static int64_t other;
     late.stream = *stream = (DsviStream *)&other;
-    late.waiting = 0;
+    late.waiting = late.flagged = 0;
     late.count = 0;
     device->upload = late_copy;
     device->download = late_copy;
     device->sync = late_sync;
+    device->flag = late_flag;
+    device->await = late_await;
     device->follow = late_follow;
 }
 

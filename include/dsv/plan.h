@@ -48,7 +48,8 @@ typedef struct DsvMemoryQuestion {
     double memory_gib; /**< GiB of device memory that training may use; 0: those of the option memory_gib or
                         * of the table */
     /** JSON file with speeds and memory of the device: an object with the numbers tflops, memory_gbs and
-     * link_gbs, and if known host_gbs, memory_gib and host_gib. NULL: speeds of a recent data centre GPU. */
+     * link_gbs, and if known host_gbs, update_gbs, memory_gib and host_gib. NULL: speeds of a recent data
+     * centre GPU. */
     const char *table;
     /** In place of a table, the name of a card such as rtx4090 or h100, whose memory is known. A wrong name
      * is refused with the list of names. Times are given only for cards whose speeds were measured. NULL:

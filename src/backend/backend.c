@@ -92,7 +92,11 @@ DsvStatus dsvi_backend_open_number(const DsvConfig *config, int64_t number, Dsvi
         .deterministic = config->deterministic,
         .record = dsvi_status_record,
     };
-    return plugin->open(&args, backend);
+    DSVI_TRY(plugin->open(&args, backend));
+    DsvStatus status = dsvi_cpu_fill_host(config->isa, &backend->host_ops);
+    if (status != DSV_OK)
+        dsvi_backend_close(backend);
+    return status;
 }
 
 DsvStatus dsvi_backend_open(const DsvConfig *config, DsviBackend *backend)

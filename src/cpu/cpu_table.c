@@ -62,6 +62,16 @@ DsvStatus dsvi_cpu_open(const char *isa_name, int threads, DsviBackend *backend)
         dsvi_gemm_onednn_fill(backend->device->stream->gemm, &backend->ops);
         dsvi_conv_onednn_fill(&backend->ops);
     }
+    backend->host_ops = backend->ops;
+    return DSV_OK;
+}
+
+DsvStatus dsvi_cpu_fill_host(const char *isa_name, DsviOps *ops)
+{
+    DsviIsa isa;
+    DSVI_TRY(isa_of(isa_name, &isa));
+    dsvi_ops_fill_ref(ops);
+    fill_levels(isa, ops);
     return DSV_OK;
 }
 

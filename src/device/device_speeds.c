@@ -7,7 +7,7 @@ typedef enum CopyKind { COPY_UP, COPY_DOWN, COPY_WITHIN, COPY_KINDS } CopyKind;
 
 DsviDeviceSpeeds dsvi_device_speeds_nominal(void)
 {
-    return (DsviDeviceSpeeds){.flops = 6e14, .memory = 3e12, .link = 5e10};
+    return (DsviDeviceSpeeds){.flops = 6e14, .memory = 3e12, .link = 5e10, .update = 1e11};
 }
 
 static DsvStatus copy_once(DsviDevice *device, CopyKind kind, char *memory, void *host)

@@ -119,6 +119,10 @@ typedef struct DsviBackend DsviBackend;
 struct DsviBackend {
     DsviDevice *device;
     DsviOps ops;
+    /* The CPU's operations, for arrays in host memory that the device does not use meanwhile. Their stream is
+     * NULL: they run on the calling thread and the pool of compute threads, and are done when they return.
+     * Matrix products and convolutions are the reference implementations. On the CPU: the same as `ops`. */
+    DsviOps host_ops;
     /* Creates in *out a communicator of the same ranks as `host`, for memory of this device. All ranks of
      * `host` must call. The result must be closed before the backend and before `host`. The pointer `join` is
      * NULL on a device that shares the host's memory: there `host` itself is used. */

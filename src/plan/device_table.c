@@ -8,10 +8,20 @@
 #include "plan/json_file.h"
 
 enum { TABLE_FILE_MAX = 1 << 16 };
-enum { TFLOPS, MEMORY_GBS, LINK_GBS, HOST_GBS, MEMORY_GIB, HOST_GIB, TABLE_KEYS, TABLE_REQUIRED = HOST_GBS };
+enum {
+    TFLOPS,
+    MEMORY_GBS,
+    LINK_GBS,
+    HOST_GBS,
+    UPDATE_GBS,
+    MEMORY_GIB,
+    HOST_GIB,
+    TABLE_KEYS,
+    TABLE_REQUIRED = HOST_GBS
+};
 
-static const char *const KEY[TABLE_KEYS] = {"tflops",   "memory_gbs", "link_gbs",
-                                            "host_gbs", "memory_gib", "host_gib"};
+static const char *const KEY[TABLE_KEYS] = {"tflops",     "memory_gbs", "link_gbs", "host_gbs",
+                                            "update_gbs", "memory_gib", "host_gib"};
 
 static DsvStatus read_key(const char *path, const cJSON *item, double value[TABLE_KEYS])
 {
@@ -22,7 +32,7 @@ static DsvStatus read_key(const char *path, const cJSON *item, double value[TABL
     if (key == TABLE_KEYS)
         return DSVI_FAIL(DSV_E_FORMAT,
                          "%s: %s is no key of a device, expected tflops, memory_gbs, link_gbs, host_gbs, "
-                         "memory_gib and host_gib",
+                         "update_gbs, memory_gib and host_gib",
                          path, item->string);
     if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble) || item->valuedouble <= 0)
         return DSVI_FAIL(DSV_E_FORMAT, "%s: %s: expected a number above 0, found %s", path, item->string,
@@ -56,10 +66,14 @@ DsvStatus dsvi_device_table_read(const char *path, DsviDeviceTable *out)
     DSVI_TRY(status);
     double shared = value[HOST_GBS] / 2; /* copies to and from the host run at the same time */
     bool host_limits = shared > 0 && shared < value[LINK_GBS];
+    double update = value[UPDATE_GBS] > 0 ? value[UPDATE_GBS] : dsvi_device_speeds_nominal().update * 1e-9;
+    if (value[HOST_GBS] > 0 && value[HOST_GBS] < update)
+        update = value[HOST_GBS];
     *out = (DsviDeviceTable){
         .speeds = {.flops = value[TFLOPS] * 1e12,
                    .memory = value[MEMORY_GBS] * 1e9,
-                   .link = (host_limits ? shared : value[LINK_GBS]) * 1e9},
+                   .link = (host_limits ? shared : value[LINK_GBS]) * 1e9,
+                   .update = update * 1e9},
         .memory_gib = value[MEMORY_GIB],
         .host_gib = value[HOST_GIB],
     };

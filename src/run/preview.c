@@ -10,7 +10,7 @@
 #include "model/codec/codec.h"
 #include "ops/gemm_peak.h"
 #include "train/memory_explain.h"
-#include "train/memory_plan.h"
+#include "train/plan_speeds.h"
 #include "train/trainer_offload.h"
 #include "run/model_path.h"
 #include "run/notices.h"
@@ -346,8 +346,8 @@ DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend, c
     DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, &preview), done);
     DSVI_TRY_GOTO(status, preview_data(&alone, codec, &preview.config, &dataset, &sizes, line, context),
                   done);
-    if (dsvi_memory_plans(settings) && !speeds) {
-        DSVI_TRY_GOTO(status, dsvi_memory_plan_speeds(settings, backend, &measured), done);
+    if (dsvi_plan_needs_speeds(settings, backend->device) && !speeds) {
+        DSVI_TRY_GOTO(status, dsvi_plan_speeds(settings, backend, &measured), done);
         speeds = &measured;
     }
     DSVI_TRY_GOTO(status,

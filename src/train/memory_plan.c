@@ -1,8 +1,8 @@
 /* Implements memory_plan.h.
  *
  * The table has a row for each way of gradient_checkpointing with everything on the device, and one for each
- * of the values of `offload` that fit the run, with activations chosen block by block. A row's memory is that
- * of the layout function with the row's choices. */
+ * of the values of `offload` that fit the run, with activations chosen block by block; if state waits, one
+ * for each place of its update. A row's memory is that of the layout function with the row's choices. */
 #include "train/memory_plan.h"
 
 #include <inttypes.h>
@@ -12,10 +12,10 @@
 #include <string.h>
 
 #include "base/memory_limit.h"
-#include "ops/gemm_peak.h"
 #include "train/size_plans.h"
 #include "train/trainer_offload.h"
 #include "train/trainer_sizes.h"
+#include "train/update_place.h"
 
 /* Pieces of memory are multiples of 256 bytes, and sums of pieces that are estimated apart may differ by a
  * few of them. */
@@ -24,9 +24,6 @@ enum { SLACK = 4096 };
  * as in sampling (sample/sample_room.c). */
 static const size_t RESERVE = (size_t)1 << 30;
 static const double GIB = 1073741824.0;
-/* Bytes of device memory that an update reads and writes for each trained parameter: gradient, weight and two
- * moments in F32, the weight again in BF16. */
-static const double UPDATE_BYTES = 30;
 
 enum { SETS = DSVI_WAY_SETS, SETS_ON_DEVICE = DSVI_WAY_SETS_ON_DEVICE };
 
@@ -44,6 +41,7 @@ typedef struct Row {
     const char *keep; /* value of gradient_checkpointing for all blocks; NULL: block by block */
     int first, end;   /* the sets of ways that are allowed */
     Waiting waiting;
+    bool by_cpu;   /* the CPU updates the state that waits */
     int64_t level; /* for how many blocks it waits; not counted: the state and gradients beside weights */
     const DsviBlockPlan *plan[DSVI_CLIP_SIZES_MAX]; /* by size of clips */
     double seconds;                                 /* of a step */
@@ -53,8 +51,10 @@ typedef struct Row {
 
 /* Memory with something that waits for a number of blocks. */
 typedef struct Level {
-    size_t begin; /* DsviTrainer.passes_begin */
-    size_t moved; /* bytes that wait */
+    size_t begin;    /* DsviTrainer.passes_begin */
+    size_t moved;    /* bytes that wait */
+    size_t state;    /* of these, bytes of optimizer state */
+    int64_t buckets; /* whose state waits */
 } Level;
 
 typedef struct Planner {
@@ -64,27 +64,17 @@ typedef struct Planner {
     size_t pass_limit;  /* of these, what a pass may take at most, with as much as possible on the host */
     size_t host_limit;  /* bytes of host memory */
     size_t host_beside; /* of these, what is taken by every choice */
-    int64_t levels[WAITINGS]; /* most blocks for which it can wait; -1: it cannot */
-    Level *level[WAITINGS];   /* (levels + 1) */
-    size_t grads;             /* bytes of gradients that wait beside trained weights */
-    DsviSizePlans *plans[2];  /* (size_count): [1]: with what waits beside weights, and half of the link for
-                               * activations */
-    DsviDitKept *kept;        /* (num_layers) */
+    int64_t levels[WAITINGS];  /* most blocks for which it can wait; -1: it cannot */
+    Level *level[2][WAITINGS]; /* (levels + 1) by Row.by_cpu; NULL: not possible */
+    size_t grads;              /* bytes of gradients that wait beside trained weights */
+    DsviSizePlans *plans[2];   /* (size_count): [1]: with what waits beside weights, and half of the link for
+                                * activations */
+    DsviDitKept *kept;         /* (num_layers) */
 } Planner;
 
 bool dsvi_memory_plans(const DsvConfig *settings)
 {
     return strcmp(settings->offload, "auto") == 0;
-}
-
-DsvStatus dsvi_memory_plan_speeds(const DsvConfig *settings, const DsviBackend *backend,
-                                  DsviDeviceSpeeds *speeds)
-{
-    *speeds = dsvi_device_speeds_nominal();
-    if (settings->deterministic)
-        return DSV_OK;
-    DSVI_TRY(dsvi_device_speeds_time_copies(backend->device, speeds));
-    return dsvi_gemm_peak(backend, dsvi_dit_act(settings), &speeds->flops);
 }
 
 /* ---- memory ---- */
@@ -97,9 +87,10 @@ static DsviArena lay_out(const Planner *p)
     return plan;
 }
 
-static void set_level(const Planner *p, Waiting waiting, int64_t level)
+static void set_level(const Planner *p, bool by_cpu, Waiting waiting, int64_t level)
 {
     DsviTrainer *t = p->t;
+    dsvi_zero_update_on_host(&t->zero, by_cpu);
     if (t->frozen)
         dsvi_dit_frozen_lend(t->frozen, t->backend->device, level, true);
     else if (waiting == WEIGHTS)
@@ -110,7 +101,7 @@ static void set_level(const Planner *p, Waiting waiting, int64_t level)
 
 static void apply(const Planner *p, const Row *row)
 {
-    set_level(p, row->waiting, row->level);
+    set_level(p, row->by_cpu, row->waiting, row->level);
     for (int64_t i = 0; i < p->t->size_count; i++) {
         for (int64_t b = 0; b < p->t->config.num_layers; b++)
             p->kept[b] = dsvi_block_way(row->plan[i]->way[b]);
@@ -127,6 +118,12 @@ static DsviArena lay_out_host(const Planner *p)
 }
 
 /* ---- the best choices of a row ---- */
+
+/* Returns the memory of a row's choice if `level` blocks wait. */
+static const Level *level_of(const Planner *p, const Row *row, int64_t level)
+{
+    return &p->level[row->by_cpu][row->waiting][level];
+}
 
 /* Returns which plans a row uses: copies of activations have half of the link beside those of weights. */
 static const DsviSizePlans *plans_of(const Planner *p, const Row *row, int64_t size)
@@ -145,28 +142,33 @@ static double exposed_copies(const Planner *p, const Row *row, const DsviSizePla
     if (row->waiting != WEIGHTS)
         return 0;
     if (row->level > 0) {
-        double weights = (double)(p->level[WEIGHTS][row->level].moved - p->level[WEIGHTS][0].moved);
+        double weights = (double)(level_of(p, row, row->level)->moved - level_of(p, row, 0)->moved);
         double one = weights / link / level * (row->end == SETS ? 2 : 1), apart = layers / level;
         exposed = level * (fmax(0, one - forward * apart) + fmax(0, one - backward * apart));
     }
     return exposed + layers * fmax(0, (double)p->grads / link / layers - backward);
 }
 
-/* Returns the predicted seconds of a step. State and gradients for the update are copied while it computes,
- * and also during the backward pass if this pass updates. */
+/* Returns the predicted seconds of a step. */
 static double predict(const Planner *p, const Row *row)
 {
     const DsviTrainer *t = p->t;
-    double pass = 0, beside = 0, update = UPDATE_BYTES * (double)t->zero.shard.own / t->speeds.memory;
-    size_t state = p->level[row->waiting][row->waiting == STATE ? row->level : 0].moved;
+    const Level *level = level_of(p, row, row->level);
+    double pass = 0;
+    DsviUpdateWork update = {
+        .by_cpu = row->by_cpu,
+        .buckets = level->buckets,
+        .state = level->state,
+        .grads = row->waiting == WEIGHTS ? p->grads : 0,
+    };
     for (int64_t i = 0; i < t->size_count; i++) {
         const DsviSizePlans *plans = plans_of(p, row, i);
         pass += (double)row->plan[i]->time * 1e-12 + plans->ends + exposed_copies(p, row, plans);
-        beside += (double)plans->backward * 1e-12 * (double)t->config.num_layers / (double)t->size_count;
+        update.backward += (double)plans->backward * 1e-12 * (double)t->config.num_layers /
+                           (double)t->size_count;
     }
     pass *= (double)t->settings->gradient_accumulation_steps / (double)t->size_count;
-    beside = update + (t->zero.updates_in_pass ? beside : 0);
-    return pass + update + fmax(0, (double)state / t->speeds.link - beside);
+    return pass + dsvi_update_seconds(t, &update);
 }
 
 /* Returns the host memory of a choice, at most. */
@@ -181,14 +183,14 @@ static size_t waiting_bytes(const Planner *p, const Row *row)
         }
         most = bytes > most ? bytes : most;
     }
-    return p->host_beside + most + p->level[row->waiting][row->level].moved;
+    return p->host_beside + most + level_of(p, row, row->level)->moved;
 }
 
 /* Chooses plans for all sizes with `level` blocks of state or weights in host memory. Returns the device
  * memory that they take, about; 0: nothing fits into `limit`. */
 static size_t choose_at(const Planner *p, Row *row, int64_t level, size_t limit, bool least)
 {
-    size_t most = p->t->others_bytes, begin = p->level[row->waiting][level].begin;
+    size_t most = p->t->others_bytes, begin = level_of(p, row, level)->begin;
     row->level = level;
     if (!least && begin + most > limit)
         return 0;
@@ -274,10 +276,13 @@ static void report_row(const Planner *p, const Row *row, bool chosen, DsviSparse
         snprintf(seconds, sizeof seconds, "%.4g", row->seconds);
     snprintf(line, sizeof line,
              "%-16s | %-9s | %4" PRId64 " %9" PRId64 " %4" PRId64 " %4" PRId64 " | %5" PRId64
-             " | %10.3f | %8.3f | %8s | %s",
+             " %-6s | %10.3f | %8.3f | %8s | %s",
              offload_name(row), row->keep ? row->keep : "by block", count[0], count[1] + count[3],
-             count[2] + count[4], count[3] + count[4], row->level, (double)row->device / GIB,
-             (double)row->host / GIB, seconds,
+             count[2] + count[4], count[3] + count[4], row->level,
+             row->waiting == NOTHING || p->t->frozen ? ""
+             : row->by_cpu                           ? "host"
+                                                     : "device",
+             (double)row->device / GIB, (double)row->host / GIB, seconds,
              !row->fits ? (chosen ? "least" : "too much")
              : chosen   ? "chosen"
                         : "fits");
@@ -291,12 +296,13 @@ static void report(const Planner *p, const Row *rows, int count, const Row *chos
     char line[256];
     snprintf(line, sizeof line,
              "memory plan: at most %.3f GiB of device memory; %s with %.3g TFLOP/s, %.4g GB/s of device "
-             "memory and %.3g GB/s to and from the host",
+             "memory, %.3g GB/s to and from the host and %.3g GB/s of host memory in AdamW of the CPU",
              (double)p->limit / GIB, speeds->assumed ? "compared" : "predicted", speeds->flops * 1e-12,
-             speeds->memory * 1e-9, speeds->link * 1e-9);
+             speeds->memory * 1e-9, speeds->link * 1e-9, speeds->update * 1e-9);
     log(context, line);
-    snprintf(line, sizeof line, "%-16s | %-9s | %4s %9s %4s %4s | %5s | %10s | %8s | %8s |", "offload",
-             "recompute", "all", "selective", "true", "host", "moved", "device GiB", "host GiB", "s/step");
+    snprintf(line, sizeof line, "%-16s | %-9s | %4s %9s %4s %4s | %5s %-6s | %10s | %8s | %8s |", "offload",
+             "recompute", "all", "selective", "true", "host", "moved", "update", "device GiB", "host GiB",
+             "s/step");
     log(context, line);
     for (int i = 0; i < count; i++)
         report_row(p, &rows[i], &rows[i] == chosen, log, context);
@@ -326,14 +332,18 @@ static void choose(const Planner *p, DsviSparseLog *log, void *context)
         {.keep = "true", .first = 2, .end = 3},
         {.first = 0, .end = SETS_ON_DEVICE},
         {.first = 0, .end = SETS_ON_DEVICE, .waiting = STATE},
+        {.first = 0, .end = SETS_ON_DEVICE, .waiting = STATE, .by_cpu = true},
         {.first = 0, .end = SETS_ON_DEVICE, .waiting = WEIGHTS},
+        {.first = 0, .end = SETS_ON_DEVICE, .waiting = WEIGHTS, .by_cpu = true},
         {.first = SETS_ON_DEVICE, .end = SETS},
         {.first = SETS_ON_DEVICE, .end = SETS, .waiting = STATE},
+        {.first = SETS_ON_DEVICE, .end = SETS, .waiting = STATE, .by_cpu = true},
         {.first = SETS_ON_DEVICE, .end = SETS, .waiting = WEIGHTS},
+        {.first = SETS_ON_DEVICE, .end = SETS, .waiting = WEIGHTS, .by_cpu = true},
     };
     int count = 0;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (p->levels[rows[i].waiting] < 0)
+        if (!p->level[rows[i].by_cpu][rows[i].waiting])
             continue;
         rows[count] = rows[i];
         fill_row(p, &rows[count++]);
@@ -346,15 +356,24 @@ static void choose(const Planner *p, DsviSparseLog *log, void *context)
 
 /* ---- the planner ---- */
 
+/* Returns whether something can wait whose state, if any, the CPU updates, or the device. */
+static bool may_wait(const Planner *p, bool by_cpu, Waiting waiting)
+{
+    bool state = waiting != NOTHING && !p->t->frozen;
+    return p->levels[waiting] >= 0 && (state ? dsvi_update_place_may_be(p->t, by_cpu) : !by_cpu);
+}
+
 static DsvStatus allocate(Planner *p)
 {
     size_t layers = (size_t)p->t->config.num_layers, sizes = (size_t)p->t->size_count;
     bool whole = true;
-    for (int w = 0; w < WAITINGS; w++) {
-        if (p->levels[w] >= 0)
-            p->level[w] = calloc((size_t)p->levels[w] + 1, sizeof *p->level[w]);
-        whole = whole && (p->level[w] || p->levels[w] < 0);
-    }
+    for (int by_cpu = 0; by_cpu < 2; by_cpu++)
+        for (int w = 0; w < WAITINGS; w++) {
+            if (!may_wait(p, by_cpu, (Waiting)w))
+                continue;
+            p->level[by_cpu][w] = calloc((size_t)p->levels[w] + 1, sizeof(Level));
+            whole = whole && p->level[by_cpu][w];
+        }
     p->plans[0] = calloc(sizes, sizeof *p->plans[0]);
     p->plans[1] = calloc(sizes, sizeof *p->plans[1]);
     p->kept = calloc(layers, sizeof *p->kept);
@@ -370,9 +389,27 @@ static void release(Planner *p)
             dsvi_size_plans_free(&p->plans[half][i]);
         free(p->plans[half]);
     }
-    for (int w = 0; w < WAITINGS; w++)
-        free(p->level[w]);
+    for (int w = 0; w < WAITINGS; w++) {
+        free(p->level[0][w]);
+        free(p->level[1][w]);
+    }
     free(p->kept);
+}
+
+/* Measures what can wait for each number of blocks. Returns the least device memory beside a pass. */
+static size_t measure_levels(const Planner *p, bool by_cpu, Waiting waiting)
+{
+    size_t least = SIZE_MAX;
+    const DsviTrainer *t = p->t;
+    Level *levels = p->level[by_cpu][waiting];
+    for (int64_t level = 0; levels && level <= p->levels[waiting]; level++) {
+        set_level(p, by_cpu, waiting, level);
+        (void)lay_out(p);
+        levels[level] = (Level){t->passes_begin, lay_out_host(p).used,
+                                dsvi_zero_waiting_state(&t->zero, t->settings), t->zero.hosted};
+        least = t->passes_begin < least ? t->passes_begin : least;
+    }
+    return least;
 }
 
 /* Measures what can wait, and finds the plans of activations that may fit beside the rest. */
@@ -380,18 +417,15 @@ static DsvStatus measure(Planner *p)
 {
     DsviTrainer *t = p->t;
     size_t begin = SIZE_MAX;
-    for (int w = 0; w < WAITINGS; w++)
-        for (int64_t level = 0; level <= p->levels[w]; level++) {
-            set_level(p, (Waiting)w, level);
-            (void)lay_out(p);
-            p->level[w][level] = (Level){t->passes_begin, lay_out_host(p).used};
-            begin = t->passes_begin < begin ? t->passes_begin : begin;
-        }
+    for (int i = 0; i < 2 * WAITINGS; i++) {
+        size_t least = measure_levels(p, i >= WAITINGS, (Waiting)(i % WAITINGS));
+        begin = least < begin ? least : begin;
+    }
     p->pass_limit = p->limit > begin ? p->limit - begin : 0;
     for (int half = 0; half < 2; half++) {
         if (half && p->levels[WEIGHTS] < 0)
             continue;
-        set_level(p, half ? WEIGHTS : NOTHING, 0);
+        set_level(p, false, half ? WEIGHTS : NOTHING, 0);
         p->grads = lay_out_host(p).by_class[DSVI_MEM_GRADIENTS];
         for (int64_t i = 0; i < t->size_count; i++) {
             const DsviSizePlansArgs args = {i, t->speeds.link / (1 + half), p->pass_limit, p->layout};
@@ -435,8 +469,6 @@ DsvStatus dsvi_memory_plan_choose(DsviTrainer *t, dsvi_layout_fn *layout, size_t
         p.levels[STATE] = t->zero.shard.buckets;
     if (dsvi_trainer_lends(t))
         p.levels[WEIGHTS] = t->config.num_layers;
-    if (t->speeds.flops == 0)
-        t->speeds = dsvi_device_speeds_nominal();
     DsvStatus status = allocate(&p);
     if (status == DSV_OK)
         status = measure(&p);

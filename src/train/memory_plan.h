@@ -2,10 +2,11 @@
  * predicted step is the fastest that fits.
  *
  * What waits beside activations is, in whole blocks, the optimizer's state; or beside a LoRA the frozen
- * weights; or, without a LoRA, all state, all gradients of blocks, and the weights of some blocks. For each
- * number of such blocks the layout function says how much device memory is left for a pass, and
- * train/size_plans.h which choices of activations are the fastest in it. Memory is exact; times are predicted
- * from FLOPs and copied bytes with the speeds of the device (DsviTrainer.speeds). */
+ * weights; or, without a LoRA, all state, all gradients of blocks, and the weights of some blocks. State that
+ * waits is updated on the device or by the CPU (train/update_place.h). For each place and each number of such
+ * blocks the layout function says how much device memory is left for a pass, and train/size_plans.h which
+ * choices of activations are the fastest in it. Memory is exact; times are predicted from FLOPs and copied
+ * bytes with DsviTrainer.speeds. */
 #ifndef DSVI_MEMORY_PLAN_H
 #define DSVI_MEMORY_PLAN_H
 
@@ -18,11 +19,6 @@ extern "C" {
 
 /* Returns whether the option offload leaves the choice to this planner. */
 bool dsvi_memory_plans(const DsvConfig *settings);
-
-/* Sets the speeds from which a plan predicts times: measured ones, or nominal ones with `deterministic`, with
- * which nothing depends on measured times. The device should be idle. */
-DsvStatus dsvi_memory_plan_speeds(const DsvConfig *settings, const DsviBackend *backend,
-                                  DsviDeviceSpeeds *speeds);
 
 /* Chooses for a trainer whose memory is not allocated yet. `layout` takes its device memory;
  * `host_beside` bytes of host memory are taken whatever is chosen. `log` (may be

@@ -112,8 +112,8 @@ DsvStatus dsvi_train_modules_clear(const DsviZero *z, int64_t bucket)
     return DSV_OK;
 }
 
-DsvStatus dsvi_train_modules_decay(DsviZero *z, int64_t bucket, float *master, double lr,
-                                   double *weight_decay)
+DsvStatus dsvi_train_modules_decay(const DsviZero *z, const DsviOps *ops, DsviStream *stream, int64_t bucket,
+                                   float *master, double lr, double *weight_decay)
 {
     const double kept = 1 - lr * *weight_decay;
     if (!z->frozen)
@@ -125,7 +125,7 @@ DsvStatus dsvi_train_modules_decay(DsviZero *z, int64_t bucket, float *master, d
         const DsviAddArgs args = {
             .n = part.count, .a = kept, .x_dtype = DSVI_F32, .y_dtype = DSVI_F32, .x = weight, .y = weight};
         if (part.bucket == bucket && !z->frozen[i] && part.count > 0)
-            DSVI_TRY(z->backend->ops.add.run(z->backend->device->stream, &args));
+            DSVI_TRY(ops->add.run(stream, &args));
     }
     return DSV_OK;
 }

@@ -22,9 +22,10 @@ DsvStatus dsvi_train_modules_make(const DsvConfig *settings, const DsviParamTabl
  * nothing if zero->frozen is NULL, like the next function. */
 DsvStatus dsvi_train_modules_clear(const DsviZero *zero, int64_t bucket);
 /* Multiplies the trained weights of a bucket by 1 - lr * weight_decay, and sets *weight_decay to 0 for the
- * update that follows. `master` is this rank's shard of the bucket's master weights, device memory. */
-DsvStatus dsvi_train_modules_decay(DsviZero *zero, int64_t bucket, float *master, double lr,
-                                   double *weight_decay);
+ * update that follows. `master` is this rank's shard of the bucket's master weights, in the memory
+ * on which `ops` work. */
+DsvStatus dsvi_train_modules_decay(const DsviZero *zero, const DsviOps *ops, DsviStream *stream,
+                                   int64_t bucket, float *master, double lr, double *weight_decay);
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,7 @@
 #include "dist/peers.h"
 #include "train/flow_batch.h"
 #include "train/memory_explain.h"
-#include "train/memory_plan.h"
+#include "train/plan_speeds.h"
 #include "train/trainer_offload.h"
 #include "train/trainer_sizes.h"
 
@@ -461,10 +461,10 @@ DsvStatus dsvi_trainer_create(const DsviTrainerArgs *args, DsviTrainer **out)
     DsviArena plan;
     DsviTrainerArgs with_speeds = *args;
     *out = NULL;
-    if (dsvi_memory_plans(args->settings) && !args->speeds) {
+    if (dsvi_plan_needs_speeds(args->settings, args->backend->device) && !args->speeds) {
         DsviPeersOnMachine here;
         DSVI_TRY(dsvi_peers_on_machine(args->comm, 0, &here));
-        DSVI_TRY(dsvi_memory_plan_speeds(args->settings, args->backend, &speeds));
+        DSVI_TRY(dsvi_plan_speeds(args->settings, args->backend, &speeds));
         with_speeds.ranks_here = here.ranks;
         with_speeds.speeds = &speeds;
     }

@@ -97,7 +97,7 @@ typedef struct DsviTrainer {
     DsviArena arena;         /* layout of `memory` */
     void *host_memory;       /* the one host allocation, made by the device (pinned on a GPU) */
     DsviHostPool waiting;    /* what waits in host memory (trainer_offload.h) */
-    DsviDeviceSpeeds speeds; /* with offload=auto: of the device, or nominal ones */
+    DsviDeviceSpeeds speeds; /* from which choices predict times (plan_speeds.h), or nominal ones */
     size_t passes_begin;     /* offset in `arena` of the memory that passes share; set by every layout */
     size_t others_bytes;     /* of that memory, what sampling and held-out measurements use */
     DsviArena host_arena;    /* layout of `host_memory`; `used` and `by_class` count `waiting` too */
@@ -151,11 +151,11 @@ typedef struct DsviTrainerArgs {
     const DsviClipSizes *sizes;        /* of clips; NULL: the one of the settings */
     dsvi_batch_size_fn *size_of;       /* returns the size of a batch; not called if there is one size */
     void *size_context;                /* passed to `size_of` */
-    const DsviDeviceSpeeds *speeds;    /* with offload=auto; NULL: measured, if the options allow it */
+    const DsviDeviceSpeeds *speeds;    /* NULL: measured, if choices need them and the options allow it */
     int64_t ranks_here;                /* with offload=auto: ranks that share the host's memory; 0: counted by
                                         * dsvi_trainer_create */
     DsviSparseLog *log;      /* receives decisions of the sparse layer and parallel plans; or NULL */
-    DsviSparseLog *plan_log; /* receives the table of offload=auto; or NULL */
+    DsviSparseLog *plan_log; /* receives the choices of offload and offload_update; or NULL */
     void *log_context;       /* passed to both logs */
 } DsviTrainerArgs;
 

@@ -7,6 +7,7 @@
 #include "base/offload.h"
 #include "train/memory_plan.h"
 #include "train/trainer_sizes.h"
+#include "train/update_place.h"
 
 /* Checks that weights that are trained can wait in host memory. */
 static DsvStatus check_trained(const DsvConfig *settings, int64_t ranks, int64_t shard_ranks)
@@ -35,7 +36,7 @@ DsvStatus dsvi_trainer_offload_check(const DsvConfig *settings, int64_t ranks, i
             "offload is %s and gradient_checkpointing is false, expected true or selective: only "
             "what these keep of a block waits in host memory",
             settings->offload);
-    return DSV_OK;
+    return dsvi_update_place_check(settings);
 }
 
 bool dsvi_trainer_lends(const DsviTrainer *t)
@@ -63,11 +64,9 @@ static void choose_fewest(DsviTrainer *t, void (*wait)(DsviZero *zero, int64_t c
     wait(&t->zero, best);
 }
 
-DsvStatus dsvi_trainer_offload_choose(DsviTrainer *t, dsvi_layout_fn *layout, size_t host_beside,
-                                      DsviSparseLog *log, void *log_context)
+/* Chooses how much of what the option names waits. */
+static void choose_amount(DsviTrainer *t, dsvi_layout_fn *layout)
 {
-    if (dsvi_memory_plans(t->settings))
-        return dsvi_memory_plan_choose(t, layout, host_beside, log, log_context);
     if (dsvi_offloads(t->settings, "states"))
         choose_fewest(t, dsvi_zero_host_state, t->zero.shard.buckets, layout);
     if (dsvi_offloads(t->settings, "weights") && !t->frozen)
@@ -75,6 +74,16 @@ DsvStatus dsvi_trainer_offload_choose(DsviTrainer *t, dsvi_layout_fn *layout, si
     if (dsvi_offloads(t->settings, "weights") && t->frozen)
         dsvi_dit_frozen_choose_lent(t->frozen, t->backend->device, true,
                                     (size_t)dsvi_memory_limit(t->settings), layout, t);
+}
+
+DsvStatus dsvi_trainer_offload_choose(DsviTrainer *t, dsvi_layout_fn *layout, size_t host_beside,
+                                      DsviSparseLog *log, void *log_context)
+{
+    if (t->speeds.flops == 0)
+        t->speeds = dsvi_device_speeds_nominal();
+    if (dsvi_memory_plans(t->settings))
+        return dsvi_memory_plan_choose(t, layout, host_beside, log, log_context);
+    dsvi_update_place_choose(t, layout, choose_amount, log, log_context);
     return DSV_OK;
 }
 

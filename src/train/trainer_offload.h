@@ -21,8 +21,9 @@ bool dsvi_trainer_lends(const DsviTrainer *trainer);
  * the trainer is at most memory_gib, because each costs time for its copies; all of them without memory_gib.
  * If trained weights wait, so do all state and, in steps of one micro-batch, the gradients of all blocks.
  * If no number suffices, the one with which it takes the least memory. Kept activations wait all or none.
- * offload=auto chooses both (memory_plan.h), knows that the run takes `host_beside` bytes of other host
- * memory, and reports the choice to `log`, which may be NULL. */
+ * offload=auto chooses both (memory_plan.h), and knows that the run takes `host_beside` bytes of other host
+ * memory. Also chooses where state that waits is updated (update_place.h). Reports choices from predicted
+ * times to `log`, which may be NULL. */
 DsvStatus dsvi_trainer_offload_choose(DsviTrainer *trainer, dsvi_layout_fn *layout, size_t host_beside,
                                       DsviSparseLog *log, void *log_context);
 /* Takes the host memory of what waits there (dsvi_layout_fn). */

@@ -56,6 +56,7 @@ DsvStatus dsvi_zero_make(const DsvConfig *settings, DsviBackend *backend, const 
         .grad_elsewhere = settings->gradient_accumulation_steps == 1,
         .gathered = {{.bucket = -1}, {.bucket = -1}},
         .summed = {{.bucket = -1}, {.bucket = -1}},
+        .next_update = -1,
     };
     DSVI_TRY(dsvi_shard_make(mesh->shard, table->begin, table->buckets, &out->shard));
     DSVI_TRY(dsvi_moments_make(dsvi_optimizer(settings), table, &out->shard, &out->moments));
@@ -266,10 +267,10 @@ static unsigned char *bucket_compute_weights(const DsviZero *z, int64_t bucket)
 float *dsvi_zero_bucket_grad(const DsviZero *z, int64_t bucket)
 {
     if (z->updates_in_pass)
-        return z->grad_slot[0];
+        return dsvi_zero_grad_slot(z, bucket);
     if (!z->grad.flat)
         return z->summed[bucket % 2].memory;
-    return dsvi_zero_grads_wait(z, bucket) ? z->grad_slot[bucket % DSVI_STATE_SLOTS]
+    return dsvi_zero_grads_wait(z, bucket) ? dsvi_zero_grad_slot(z, bucket)
                                            : z->grad.data + z->grad_begin[bucket];
 }
 
@@ -277,7 +278,7 @@ float *dsvi_zero_local_grad(const DsviZero *z, int64_t bucket)
 {
     if (z->grad.flat)
         return dsvi_zero_bucket_grad(z, bucket) + dsvi_shard_first(&z->shard, bucket);
-    return dsvi_zero_grads_wait(z, bucket) ? z->grad_slot[bucket % DSVI_STATE_SLOTS]
+    return dsvi_zero_grads_wait(z, bucket) ? dsvi_zero_grad_slot(z, bucket)
                                            : z->grad.data + z->grad_begin[bucket];
 }
 

@@ -23,6 +23,9 @@
  * from one use to the next, and the gradients of all blocks, from the backward pass to the update
  * (zero_lend.c).
  *
+ * The state that waits is updated on the device, to which it travels, or where it waits, by the CPU
+ * (offload_update; zero_host_update.c).
+ *
  * A rank without others that offloads something, in steps of one micro-batch without gradient clipping,
  * updates the weights of each bucket during the backward pass, as soon as their gradients are complete.
  * Gradients then take the memory of one bucket, and copies of state are hidden behind the pass. The same
@@ -71,6 +74,10 @@ typedef enum DsviStateArray {
  * and one downloaded. Slots for compute weights and gradients of blocks are as many. */
 enum { DSVI_STATE_SLOTS = 3 };
 
+/* Slots of host memory for a bucket's gradients, and for its new compute weights, if the CPU updates: it
+ * works on one bucket while the other slots' copies run. */
+enum { DSVI_HOST_SLOTS = 2 };
+
 /* Weights are exchanged with their moving average in pieces of this size. */
 enum { DSVI_SWAP_BYTES = 4 << 20 };
 
@@ -116,6 +123,14 @@ typedef struct DsviZero {
     int64_t uploaded; /* the state of buckets [0, uploaded) has been uploaded for the next update, or for the
                        * current one */
 
+    /* The update in host memory (zero_host_update.c). */
+    bool host_update;                       /* the CPU updates the buckets before `hosted` */
+    float *host_grad_slot[DSVI_HOST_SLOTS]; /* host memory for this rank's shard of the gradients of any such
+                                             * bucket; bucket b uses slot b % DSVI_HOST_SLOTS */
+    unsigned char *host_weight_slot[DSVI_HOST_SLOTS]; /* the same for compute weights */
+    int64_t next_update; /* with updates_in_pass: the bucket whose gradients are on their way to the host, to
+                          * be updated next; -1: none */
+
     /* Blocks in host memory (zero_lend.c). Block i is bucket i + 1. */
     DsviDitLent lent;       /* blocks whose compute weights wait there; count 0: none */
     bool grads_wait;        /* the gradients of all blocks wait there from the backward pass to the update */
@@ -129,9 +144,9 @@ typedef struct DsviZero {
     unsigned char *weight_slot[DSVI_STATE_SLOTS]; /* device memory for a shard of any lent block, in which
                                                    * updates write; passes read the first two (lent.slot), or
                                                    * with updates_in_pass others */
-    float *grad_slot[DSVI_STATE_SLOTS]; /* device memory for this rank's shard of the gradients of any block;
-                                         * bucket b uses slot b % DSVI_STATE_SLOTS. With updates_in_pass the
-                                         * first is for any one bucket and the only one */
+    float *grad_slot[DSVI_STATE_SLOTS]; /* device memory for this rank's shard of the gradients of any block
+                                         * (with updates_in_pass: of any bucket), used in turn
+                                         * (dsvi_zero_grad_slot) */
 
     double *square;       /* (buckets) sums of squares of this rank's shard of the summed
                            * gradients; device memory */
@@ -151,6 +166,14 @@ void dsvi_zero_free(DsviZero *zero); /* accepts a zeroed struct */
  * where the last end. The memory of a bucket may hold anything until the backward pass acquires the bucket.
  * Otherwise returns NULL, and dsvi_zero_carve takes the memory. */
 const int64_t *dsvi_zero_grad_begin(const DsviZero *zero);
+
+/* Lets the CPU update what waits in host memory, or the device. Call before the next two functions. The CPU
+ * needs dsvi_zero_can_update_on_host. */
+void dsvi_zero_update_on_host(DsviZero *zero, bool host);
+/* Returns whether the CPU can do the update: AdamW, with master weights that are not the compute weights. */
+bool dsvi_zero_can_update_on_host(const DsviZero *zero);
+/* Returns the bytes of state that waits in host memory. */
+size_t dsvi_zero_waiting_state(const DsviZero *zero, const DsvConfig *settings);
 
 /* Keeps the state of buckets [0, buckets) in host memory from now on; 0 <= buckets <= shard.buckets. Call
  * before memory is carved. */

@@ -1,5 +1,5 @@
-/* Shared by zero.c, zero_update.c, zero_offload.c, zero_lend.c and zero_host.c: where a bucket's arrays are,
- * and transfers that an update needs. */
+/* Shared by zero.c, zero_update.c, zero_host_update.c, zero_offload.c, zero_lend.c and zero_host.c: where a
+ * bucket's arrays are, and transfers that an update needs. */
 #ifndef DSVI_ZERO_INTERNAL_H
 #define DSVI_ZERO_INTERNAL_H
 
@@ -54,10 +54,13 @@ void dsvi_zero_carve_slots(DsviZero *zero, const DsvConfig *settings, DsviArena 
 /* Provides the state of a bucket on the device, for work that the compute stream is given next. Call for all
  * buckets in ascending order, dsvi_zero_state_leave after each and dsvi_zero_state_end after the last. */
 DsvStatus dsvi_zero_state_enter(DsviZero *zero, int64_t bucket);
-/* Returns the device address of this rank's shard of a bucket that has been entered. */
+/* Returns the address of this rank's shard of a bucket that has been entered: of the device, or of the host
+ * if the CPU updates the bucket. */
 void *dsvi_zero_state(const DsviZero *zero, DsviStateArray array, int64_t bucket);
 /* Copies the bucket's state back to host memory if `changed`. Its addresses become invalid. */
 DsvStatus dsvi_zero_state_leave(DsviZero *zero, int64_t bucket, bool changed);
+/* Returns the stream on which state, or the weights that the CPU has updated, are uploaded. */
+DsviStream *dsvi_zero_state_uploads(const DsviZero *zero);
 /* Returns the bucket that an update, or another visit of all state, enters as number `visit`, from 0: in the
  * order of a backward pass if this pass updates. */
 int64_t dsvi_zero_visited(const DsviZero *zero, int64_t visit);
@@ -72,6 +75,28 @@ DsvStatus dsvi_zero_state_discard(DsviZero *zero);
 /* Waits until no copy of the state is in progress and ignores failures, before memory is freed. */
 void dsvi_zero_settle_state(const DsviZero *zero);
 
+/* ---- zero_host_update.c: the update in host memory ---- */
+
+/* Returns whether the CPU updates the bucket. */
+bool dsvi_zero_on_host(const DsviZero *zero, int64_t bucket);
+/* Takes the host memory of the slots. */
+void dsvi_zero_carve_host_slots(DsviZero *zero, DsviArena *arena);
+/* Return the host memory in which the CPU reads this rank's shard of the bucket's gradients, and in which it
+ * writes that of its compute weights. */
+float *dsvi_zero_host_grad(const DsviZero *zero, int64_t bucket);
+unsigned char *dsvi_zero_host_weights(const DsviZero *zero, int64_t bucket);
+/* Starts to download the bucket's gradients, unless the pass has sent them. */
+DsvStatus dsvi_zero_fetch_grads(const DsviZero *zero, int64_t bucket);
+/* Waits until the gradients that were fetched last are in host memory. */
+DsvStatus dsvi_zero_await_grads(const DsviZero *zero);
+/* Parts of dsvi_zero_state_enter, _leave and _end for such buckets: wait until the CPU may write a bucket's
+ * new compute weights, upload them, and make the compute stream wait for all of them. */
+DsvStatus dsvi_zero_host_enter(const DsviZero *zero);
+DsvStatus dsvi_zero_host_leave(const DsviZero *zero, int64_t bucket);
+DsvStatus dsvi_zero_host_end(DsviZero *zero);
+/* Exchanges `count` elements of two arrays in host memory. */
+void dsvi_zero_host_swap(float *a, float *b, int64_t count);
+
 /* ---- zero_lend.c: blocks in host memory ---- */
 
 /* Makes zero->compute_begin and grad_begin, with nothing in host memory. */
@@ -84,7 +109,13 @@ bool dsvi_zero_lends(const DsviZero *zero);
 /* Returns whether compute weights, or gradients, of the bucket wait in host memory. */
 bool dsvi_zero_weights_wait(const DsviZero *zero, int64_t bucket);
 bool dsvi_zero_grads_wait(const DsviZero *zero, int64_t bucket);
-/* Returns the slot in which an update writes the compute weights of a lent block. */
+/* Return where compute weights, and gradients, of a bucket wait. */
+unsigned char *dsvi_zero_waiting_weights(const DsviZero *zero, int64_t bucket);
+float *dsvi_zero_waiting_grads(const DsviZero *zero, int64_t bucket);
+/* Returns the slot in which a backward pass writes the bucket's gradients, and an update on the device finds
+ * them. */
+float *dsvi_zero_grad_slot(const DsviZero *zero, int64_t bucket);
+/* Returns the slot in which an update on the device writes the compute weights of a lent block. */
 unsigned char *dsvi_zero_weight_slot(const DsviZero *zero, int64_t bucket);
 /* Take the device memory of the slots, and the host memory. */
 void dsvi_zero_carve_lend_slots(DsviZero *zero, DsviArena *arena);

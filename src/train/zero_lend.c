@@ -9,10 +9,11 @@
  *     compute     | block 3   | block 2   | block 1   |
  *     downloads               | grads 3   | grads 2   |
  *
- * An update finds the gradients of a block in the same slots, uploaded with the block's state, and writes its
- * new compute weights in a slot from which they are downloaded with the state (zero_offload.c). The slots for
- * weights are shared by passes and updates, because these do not overlap; if a backward pass updates, both
- * have slots of their own, and gradients do not leave the device.
+ * An update on the device finds the gradients of a block in the same slots, uploaded with the block's state,
+ * and writes its new compute weights in a slot from which they are downloaded with the state
+ * (zero_offload.c). An update by the CPU reads gradients and writes weights where they wait
+ * (zero_host_update.c). The slots for weights are shared by passes and updates, because these do not overlap;
+ * if a backward pass updates, both have slots of their own, and gradients do not wait.
  *
  * With weights divided among ranks (zero_stage=3) each rank's shard waits. It is uploaded while the block
  * before the one is computed beside which the shards of all ranks are gathered. With divided gradients a rank
@@ -142,23 +143,38 @@ static size_t grad_bytes(const DsviZero *z, int64_t bucket)
     return (size_t)dsvi_shard_count(&z->shard, bucket) * sizeof(float);
 }
 
+/* Gradients take turns in as many slots as are in use at once: the first of these is written by the backward
+ * pass, the second is downloaded or updated, and the third is for gradients that are uploaded again. */
+static int64_t grad_slots(const DsviZero *z)
+{
+    if (z->updates_in_pass)
+        return z->host_update ? 2 : 1;
+    return !z->grads_wait ? 0 : z->host_update ? 2 : DSVI_STATE_SLOTS;
+}
+
+float *dsvi_zero_grad_slot(const DsviZero *z, int64_t bucket)
+{
+    return z->grad_slot[bucket % grad_slots(z)];
+}
+
+/* Passes read lent blocks in the slots in which updates write them, unless both happen at once, or updates
+ * write in host memory. */
 void dsvi_zero_carve_lend_slots(DsviZero *z, DsviArena *arena)
 {
+    bool apart = z->updates_in_pass || z->host_update;
     size_t weights = 0, grads = 0;
     for (int64_t b = 1; b <= dsvi_zero_blocks(z); b++) {
         weights = weight_bytes(z, b) > weights ? weight_bytes(z, b) : weights;
         grads = grad_bytes(z, b) > grads ? grad_bytes(z, b) : grads;
     }
-    for (int i = 0; i < DSVI_STATE_SLOTS && z->lent.count > 0; i++)
+    if (z->updates_in_pass)
+        grads = (size_t)dsvi_shard_largest_bucket(&z->shard) * sizeof(float);
+    for (int i = 0; i < DSVI_STATE_SLOTS && z->lent.count > 0 && !z->host_update; i++)
         z->weight_slot[i] = dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, weights);
     for (int i = 0; i < DSVI_LENT_SLOTS && z->lent.count > 0; i++)
-        z->lent.slot[i] = z->updates_in_pass ? dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, weights)
-                                             : z->weight_slot[i];
-    for (int i = 0; i < DSVI_STATE_SLOTS && z->grads_wait; i++)
+        z->lent.slot[i] = apart ? dsvi_arena_take(arena, DSVI_MEM_WEIGHTS, weights) : z->weight_slot[i];
+    for (int64_t i = 0; i < grad_slots(z); i++)
         z->grad_slot[i] = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, grads);
-    if (z->updates_in_pass)
-        z->grad_slot[0] = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS,
-                                          (size_t)dsvi_shard_largest_bucket(&z->shard) * sizeof(float));
 }
 
 void dsvi_zero_carve_lent(DsviZero *z, DsviArena *arena)
@@ -172,14 +188,12 @@ void dsvi_zero_carve_lent(DsviZero *z, DsviArena *arena)
         z->host_grads = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, (size_t)grads * sizeof(float));
 }
 
-/* Returns where the compute weights of a lent block wait. */
-static unsigned char *waiting_weights(const DsviZero *z, int64_t bucket)
+unsigned char *dsvi_zero_waiting_weights(const DsviZero *z, int64_t bucket)
 {
     return z->host_weights + (kept_weights(z)[bucket] - z->compute_begin[bucket]);
 }
 
-/* Returns where the gradients of a block wait. */
-static float *waiting_grads(const DsviZero *z, int64_t bucket)
+float *dsvi_zero_waiting_grads(const DsviZero *z, int64_t bucket)
 {
     return z->host_grads + (kept_grads(z)[bucket] - z->grad_begin[bucket]);
 }
@@ -190,7 +204,7 @@ static float *waiting_grads(const DsviZero *z, int64_t bucket)
 static DsviLentSource lent_weights(const void *owner, int64_t block)
 {
     const DsviZero *z = owner;
-    return (DsviLentSource){waiting_weights(z, block + 1), weight_bytes(z, block + 1)};
+    return (DsviLentSource){dsvi_zero_waiting_weights(z, block + 1), weight_bytes(z, block + 1)};
 }
 
 DsvStatus dsvi_zero_lend_acquire(DsviZero *z, DsviDitPass pass, int64_t bucket, unsigned char **weights)
@@ -207,8 +221,8 @@ DsvStatus dsvi_zero_send_grads(DsviZero *z, int64_t bucket)
     DSVI_TRY(device->follow(device->stream, device->downloads));
     DSVI_TRY(device->follow(device->downloads, device->stream));
     z->grads_sent = true;
-    DSVI_TRY(device->download(device->downloads, waiting_grads(z, bucket), dsvi_zero_local_grad(z, bucket),
-                              grad_bytes(z, bucket)));
+    DSVI_TRY(device->download(device->downloads, dsvi_zero_waiting_grads(z, bucket),
+                              dsvi_zero_local_grad(z, bucket), grad_bytes(z, bucket)));
     return bucket == 1 ? device->follow(device->uploads, device->downloads) : DSV_OK;
 }
 
@@ -219,8 +233,8 @@ DsvStatus dsvi_zero_upload_grads(const DsviZero *z, int64_t bucket)
     DsviDevice *device = z->backend->device;
     if (!z->grads_sent || !dsvi_zero_grads_wait(z, bucket))
         return DSV_OK;
-    return device->upload(device->uploads, dsvi_zero_local_grad(z, bucket), waiting_grads(z, bucket),
-                          grad_bytes(z, bucket));
+    return device->upload(device->uploads, dsvi_zero_local_grad(z, bucket),
+                          dsvi_zero_waiting_grads(z, bucket), grad_bytes(z, bucket));
 }
 
 DsvStatus dsvi_zero_download_weights(const DsviZero *z, int64_t bucket)
@@ -228,8 +242,8 @@ DsvStatus dsvi_zero_download_weights(const DsviZero *z, int64_t bucket)
     DsviDevice *device = z->backend->device;
     if (!dsvi_zero_weights_wait(z, bucket))
         return DSV_OK;
-    return device->download(device->downloads, waiting_weights(z, bucket), dsvi_zero_weight_slot(z, bucket),
-                            weight_bytes(z, bucket));
+    return device->download(device->downloads, dsvi_zero_waiting_weights(z, bucket),
+                            dsvi_zero_weight_slot(z, bucket), weight_bytes(z, bucket));
 }
 
 void dsvi_zero_lend_end(DsviZero *z)

@@ -17,12 +17,14 @@
  * bucket b + 2, into the slot of bucket b - 1, is made to follow the downloads up to b - 1. After the last
  * bucket, the first three buckets are uploaded for the next update, while the device already computes the
  * next step. The same kernels run on the same values as with the state on the device, so the bits are the
- * same. */
+ * same.
+ *
+ * If the CPU updates (zero_host_update.c), the state does not travel. */
 #include "train/zero_internal.h"
 
-/* Returns the stream on which state is uploaded. If the backward pass updates, weights and activations are
- * uploaded for it meanwhile, and what waits for them must not wait for state. */
-static DsviStream *state_uploads(const DsviZero *z)
+/* If the backward pass updates, weights and activations are uploaded for it meanwhile, and what waits for
+ * them must not wait for state. */
+DsviStream *dsvi_zero_state_uploads(const DsviZero *z)
 {
     const DsviDevice *device = z->backend->device;
     return z->updates_in_pass ? device->copies : device->uploads;
@@ -86,7 +88,7 @@ static bool holds_ema(const DsvConfig *settings)
 
 void dsvi_zero_carve_slots(DsviZero *z, const DsvConfig *settings, DsviArena *arena)
 {
-    int64_t slots = z->hosted < DSVI_STATE_SLOTS ? z->hosted : DSVI_STATE_SLOTS;
+    int64_t slots = z->host_update ? 0 : z->hosted < DSVI_STATE_SLOTS ? z->hosted : DSVI_STATE_SLOTS;
     for (int a = 0; a < DSVI_STATE_ARRAYS; a++) {
         DsviStateView view = dsvi_zero_state_view(z, (DsviStateArray)a);
         size_t largest = 0;
@@ -106,6 +108,18 @@ void dsvi_zero_carve_state(DsviZero *z, const DsvConfig *settings, DsviArena *ar
                                                (size_t)view.shard->packed[view.hosted] * view.size);
     }
     dsvi_zero_carve_lent(z, arena);
+    dsvi_zero_carve_host_slots(z, arena);
+}
+
+size_t dsvi_zero_waiting_state(const DsviZero *z, const DsvConfig *settings)
+{
+    size_t bytes = 0;
+    for (int a = 0; a < DSVI_STATE_ARRAYS; a++) {
+        DsviStateView view = dsvi_zero_state_view(z, (DsviStateArray)a);
+        if (is_hosted(z, (DsviStateArray)a, holds_ema(settings)))
+            bytes += (size_t)view.shard->packed[view.hosted] * view.size;
+    }
+    return bytes;
 }
 
 /* ---- an update ---- */
@@ -113,7 +127,8 @@ void dsvi_zero_carve_state(DsviZero *z, const DsvConfig *settings, DsviArena *ar
 void *dsvi_zero_state(const DsviZero *z, DsviStateArray array, int64_t bucket)
 {
     DsviStateView view = dsvi_zero_state_view(z, array);
-    return bucket < view.hosted ? z->slot[array][bucket % DSVI_STATE_SLOTS] : dsvi_state_local(&view, bucket);
+    bool travels = bucket < view.hosted && !z->host_update;
+    return travels ? z->slot[array][bucket % DSVI_STATE_SLOTS] : dsvi_state_local(&view, bucket);
 }
 
 int64_t dsvi_zero_visited(const DsviZero *z, int64_t visit)
@@ -133,7 +148,7 @@ static DsvStatus upload_bucket(DsviZero *z, int64_t bucket)
     for (int a = 0; a < DSVI_STATE_ARRAYS; a++) {
         DsviStateView view = dsvi_zero_state_view(z, (DsviStateArray)a);
         if (view.host && view.hosted > 0)
-            DSVI_TRY(device->upload(state_uploads(z), dsvi_zero_state(z, (DsviStateArray)a, bucket),
+            DSVI_TRY(device->upload(dsvi_zero_state_uploads(z), dsvi_zero_state(z, (DsviStateArray)a, bucket),
                                     dsvi_state_local(&view, bucket), local_bytes(&view, bucket)));
     }
     return dsvi_zero_upload_grads(z, bucket);
@@ -166,9 +181,11 @@ DsvStatus dsvi_zero_state_enter(DsviZero *z, int64_t bucket)
     DsviDevice *device = z->backend->device;
     if (bucket >= z->hosted)
         return DSV_OK;
+    if (z->host_update)
+        return dsvi_zero_host_enter(z);
     int64_t visit = hosted_visited(z, bucket);
     DSVI_TRY(upload_first(z, visit + 1)); /* already done, except for the first bucket */
-    DSVI_TRY(device->follow(device->stream, state_uploads(z)));
+    DSVI_TRY(device->follow(device->stream, dsvi_zero_state_uploads(z)));
     return upload_first(z, visit + 2);
 }
 
@@ -177,7 +194,9 @@ DsvStatus dsvi_zero_state_leave(DsviZero *z, int64_t bucket, bool changed)
     DsviDevice *device = z->backend->device;
     if (bucket >= z->hosted)
         return DSV_OK;
-    DSVI_TRY(device->follow(state_uploads(z), device->downloads));
+    if (z->host_update)
+        return dsvi_zero_host_leave(z, bucket);
+    DSVI_TRY(device->follow(dsvi_zero_state_uploads(z), device->downloads));
     DSVI_TRY(device->follow(device->downloads, device->stream));
     DSVI_TRY(dsvi_zero_download_weights(z, bucket));
     return changed ? download_bucket(z, bucket) : DSV_OK;
@@ -188,8 +207,10 @@ DsvStatus dsvi_zero_state_end(DsviZero *z)
     DsviDevice *device = z->backend->device;
     if (z->hosted == 0)
         return DSV_OK;
+    if (z->host_update)
+        return dsvi_zero_host_end(z);
     z->uploaded = 0;
-    DSVI_TRY(device->follow(state_uploads(z), device->downloads));
+    DSVI_TRY(device->follow(dsvi_zero_state_uploads(z), device->downloads));
     if (!dsvi_zero_lends(z))
         return upload_first(z, DSVI_STATE_SLOTS);
     /* No state is uploaded yet: the next pass needs the link for weights first, and its gradients are
@@ -205,7 +226,7 @@ DsvStatus dsvi_zero_state_sync(const DsviZero *z)
     DsviDevice *device = z->backend->device;
     if (z->hosted == 0)
         return DSV_OK;
-    DSVI_TRY(device->sync(state_uploads(z)));
+    DSVI_TRY(device->sync(dsvi_zero_state_uploads(z)));
     return device->sync(device->downloads);
 }
 

@@ -9,7 +9,25 @@ typedef struct ShardPart {
     void *compute;     /* compute weights of the part; NULL: they are the master weights */
 } ShardPart;
 
-static ShardPart shard_part(const DsviZero *z, int64_t bucket, bool gemm)
+/* What updates a bucket: the device, or the CPU if it does so in host memory. */
+typedef struct Worker {
+    const DsviOps *ops;
+    DsviStream *stream;
+    float *grad;            /* this rank's shard of the bucket's gradients */
+    unsigned char *compute; /* this rank's shard of its compute weights */
+} Worker;
+
+static Worker worker_of(const DsviZero *z, int64_t bucket)
+{
+    const DsviBackend *backend = z->backend;
+    if (dsvi_zero_on_host(z, bucket))
+        return (Worker){&backend->host_ops, NULL, dsvi_zero_host_grad(z, bucket),
+                        dsvi_zero_host_weights(z, bucket)};
+    return (Worker){&backend->ops, backend->device->stream, dsvi_zero_local_grad(z, bucket),
+                    dsvi_zero_local_weights(z, bucket)};
+}
+
+static ShardPart shard_part(const DsviZero *z, const Worker *worker, int64_t bucket, bool gemm)
 {
     int64_t border = z->table->gemm[bucket] - z->table->begin[bucket];
     int64_t first = dsvi_shard_first(&z->shard, bucket), end = first + dsvi_shard_count(&z->shard, bucket);
@@ -20,7 +38,7 @@ static ShardPart shard_part(const DsviZero *z, int64_t bucket, bool gemm)
         .dtype = gemm ? z->act : DSVI_F32,
     };
     if (z->act != DSVI_F32)
-        part.compute = dsvi_zero_local_weights(z, bucket) + dsvi_zero_compute_bytes(z, bucket, from) -
+        part.compute = worker->compute + dsvi_zero_compute_bytes(z, bucket, from) -
                        dsvi_zero_compute_bytes(z, bucket, first);
     return part;
 }
@@ -41,13 +59,14 @@ static void set_moments(const DsviZero *z, int64_t bucket, int64_t at, DsviAdamw
     dsvi_moments_arrays(&z->moments, &z->shard, bucket, at, data, scales, args);
 }
 
-static DsvStatus update_part(DsviZero *z, int64_t bucket, bool gemm, const DsviAdamwArgs *options)
+static DsvStatus update_part(DsviZero *z, const Worker *worker, int64_t bucket, bool gemm,
+                             const DsviAdamwArgs *options)
 {
-    ShardPart part = shard_part(z, bucket, gemm);
+    ShardPart part = shard_part(z, worker, bucket, gemm);
     DsviAdamwArgs args = *options;
     args.n = part.count;
     args.acc = DSVI_F32;
-    args.grad = dsvi_zero_local_grad(z, bucket) + part.at;
+    args.grad = worker->grad + part.at;
     args.weight = state_floats(z, DSVI_STATE_MASTER, bucket) + part.at;
     set_moments(z, bucket, part.at, &args);
     args.ema = z->ema.data ? state_floats(z, DSVI_STATE_EMA, bucket) + part.at : NULL;
@@ -55,15 +74,14 @@ static DsvStatus update_part(DsviZero *z, int64_t bucket, bool gemm, const DsviA
     args.copy_dtype = part.dtype;
     if (part.count == 0)
         return DSV_OK;
-    const DsviOps *ops = &z->backend->ops;
-    DsviStream *stream = z->backend->device->stream;
-    return args.state_dtype == DSVI_U8 ? ops->adamw_8bit.run(stream, &args) : ops->adamw.run(stream, &args);
+    return args.state_dtype == DSVI_U8 ? worker->ops->adamw_8bit.run(worker->stream, &args)
+                                       : worker->ops->adamw.run(worker->stream, &args);
 }
 
 /* Converts a part of the master weights to compute weights. */
-static DsvStatus convert_part(DsviZero *z, int64_t bucket, bool gemm)
+static DsvStatus convert_part(DsviZero *z, const Worker *worker, int64_t bucket, bool gemm)
 {
-    ShardPart part = shard_part(z, bucket, gemm);
+    ShardPart part = shard_part(z, worker, bucket, gemm);
     DsviAddArgs args = {
         .n = part.count,
         .a = 1,
@@ -74,7 +92,7 @@ static DsvStatus convert_part(DsviZero *z, int64_t bucket, bool gemm)
     };
     if (!part.compute || part.count == 0)
         return DSV_OK;
-    return z->backend->ops.add.run(z->backend->device->stream, &args);
+    return worker->ops->add.run(worker->stream, &args);
 }
 
 /* ---- Muon ---- */
@@ -142,9 +160,10 @@ static DsvStatus update_matrix(DsviZero *z, int64_t bucket, const DsviParam *par
 
 /* Updates the matrices of a block with Muon. Ranks gather the directions of the whole bucket, where gradients
  * have been, and each rank orthogonalises the matrices of which it keeps a part. */
-static DsvStatus update_matrices(DsviZero *z, int64_t bucket, const DsviAdamwArgs *options)
+static DsvStatus update_matrices(DsviZero *z, const Worker *worker, int64_t bucket,
+                                 const DsviAdamwArgs *options)
 {
-    ShardPart part = shard_part(z, bucket, true);
+    ShardPart part = shard_part(z, worker, bucket, true);
     if (part.count > 0)
         DSVI_TRY(make_directions(z, bucket, &part, options));
     DSVI_TRY(dsvi_zero_gather_directions(z, bucket));
@@ -161,15 +180,18 @@ static DsvStatus update_matrices(DsviZero *z, int64_t bucket, const DsviAdamwArg
 static DsvStatus update_bucket(DsviZero *z, int64_t bucket, const DsviAdamwArgs *step)
 {
     DsviAdamwArgs options = *step;
-    DSVI_TRY(dsvi_train_modules_decay(z, bucket, state_floats(z, DSVI_STATE_MASTER, bucket), options.lr,
+    const Worker worker = worker_of(z, bucket);
+    DSVI_TRY(dsvi_train_modules_decay(z, worker.ops, worker.stream, bucket,
+                                      state_floats(z, DSVI_STATE_MASTER, bucket), options.lr,
                                       &options.weight_decay));
-    DSVI_TRY(update_part(z, bucket, false, &options));
+    DSVI_TRY(update_part(z, &worker, bucket, false, &options));
     if (z->moments.optimizer == DSVI_MUON && dsvi_moments_of_matrices(z->table, bucket))
-        return update_matrices(z, bucket, &options);
-    return update_part(z, bucket, true, &options);
+        return update_matrices(z, &worker, bucket, &options);
+    return update_part(z, &worker, bucket, true, &options);
 }
 
-/* Updates a bucket, wherever its state waits, and provides its new compute weights. */
+/* Updates a bucket, wherever its state waits, and provides its new compute weights. If the CPU updates it,
+ * its gradients are in host memory. */
 static DsvStatus visit_bucket(DsviZero *z, int64_t bucket, const DsviAdamwArgs *options)
 {
     DSVI_TRY(dsvi_zero_state_enter(z, bucket));
@@ -180,8 +202,15 @@ static DsvStatus visit_bucket(DsviZero *z, int64_t bucket, const DsviAdamwArgs *
 
 DsvStatus dsvi_zero_update(DsviZero *z, const DsviAdamwArgs *options)
 {
-    for (int64_t b = 0; b < z->shard.buckets; b++)
+    if (dsvi_zero_on_host(z, 0))
+        DSVI_TRY(dsvi_zero_fetch_grads(z, 0));
+    for (int64_t b = 0; b < z->shard.buckets; b++) {
+        if (dsvi_zero_on_host(z, b))
+            DSVI_TRY(dsvi_zero_await_grads(z));
+        if (dsvi_zero_on_host(z, b + 1))
+            DSVI_TRY(dsvi_zero_fetch_grads(z, b + 1));
         DSVI_TRY(visit_bucket(z, b, options));
+    }
     DSVI_TRY(dsvi_zero_state_end(z));
     return dsvi_zero_wait_for_queue(z);
 }
@@ -190,22 +219,43 @@ void dsvi_zero_update_in_pass(DsviZero *z, const DsviAdamwArgs *options)
 {
     DSVI_ASSERT(z->updates_in_pass);
     z->update = *options;
+    z->next_update = -1;
+}
+
+/* Sends a bucket's gradients to the CPU, which meanwhile updates the bucket before. The backward pass reuses
+ * that bucket's slot for gradients next, so they must have left it. */
+static DsvStatus update_before(DsviZero *z, int64_t bucket)
+{
+    int64_t before = z->next_update;
+    if (before >= 0)
+        DSVI_TRY(dsvi_zero_await_grads(z));
+    DSVI_TRY(dsvi_zero_fetch_grads(z, bucket));
+    z->next_update = bucket;
+    return before >= 0 ? visit_bucket(z, before, &z->update) : DSV_OK;
 }
 
 /* The work that computed the gradients has been given to the stream, and so has all that reads the bucket's
  * compute weights. */
 DsvStatus dsvi_zero_update_bucket(DsviZero *z, int64_t bucket)
 {
+    bool host = dsvi_zero_on_host(z, bucket);
     DSVI_TRY(dsvi_zero_finish_grads(z, bucket));
-    DSVI_TRY(visit_bucket(z, bucket, &z->update));
-    return bucket == 0 ? dsvi_zero_state_end(z) : DSV_OK;
+    DSVI_TRY(host ? update_before(z, bucket) : visit_bucket(z, bucket, &z->update));
+    if (bucket > 0)
+        return DSV_OK;
+    if (host) {
+        DSVI_TRY(dsvi_zero_await_grads(z));
+        DSVI_TRY(visit_bucket(z, 0, &z->update));
+    }
+    return dsvi_zero_state_end(z);
 }
 
 /* Converts a bucket that has been entered, and sends it to the other ranks. */
 static DsvStatus renew_bucket(DsviZero *z, int64_t bucket, bool changed)
 {
-    DSVI_TRY(convert_part(z, bucket, false));
-    DSVI_TRY(convert_part(z, bucket, true));
+    const Worker worker = worker_of(z, bucket);
+    DSVI_TRY(convert_part(z, &worker, bucket, false));
+    DSVI_TRY(convert_part(z, &worker, bucket, true));
     DSVI_TRY(dsvi_zero_state_leave(z, bucket, changed));
     return dsvi_zero_publish(z, bucket);
 }
@@ -225,9 +275,15 @@ DsvStatus dsvi_zero_refresh(DsviZero *z)
 static DsvStatus swap_bucket(DsviZero *z, int64_t bucket)
 {
     DsviDevice *device = z->backend->device;
-    char *weights = (char *)state_floats(z, DSVI_STATE_MASTER, bucket);
-    char *average = (char *)state_floats(z, DSVI_STATE_EMA, bucket);
-    size_t bytes = (size_t)dsvi_shard_count(&z->shard, bucket) * sizeof(float);
+    float *of_master = state_floats(z, DSVI_STATE_MASTER, bucket);
+    float *of_average = state_floats(z, DSVI_STATE_EMA, bucket);
+    int64_t count = dsvi_shard_count(&z->shard, bucket);
+    if (dsvi_zero_on_host(z, bucket)) {
+        dsvi_zero_host_swap(of_master, of_average, count);
+        return DSV_OK;
+    }
+    char *weights = (char *)of_master, *average = (char *)of_average;
+    size_t bytes = (size_t)count * sizeof(float);
     for (size_t at = 0, piece; at < bytes; at += piece) {
         piece = bytes - at < DSVI_SWAP_BYTES ? bytes - at : DSVI_SWAP_BYTES;
         DSVI_TRY(device->copy(device->stream, z->swap, weights + at, piece));

@@ -298,7 +298,7 @@ static void test_memory_of_trained_weights(void **state)
     static const char LARGE[] =
         "{\"tflops\": 600, \"memory_gbs\": 4000, \"link_gbs\": 50, \"host_gib\": 300}";
     static const char SMALL[] =
-        "{\"tflops\": 600, \"memory_gbs\": 4000, \"link_gbs\": 50, \"host_gib\": 120}";
+        "{\"tflops\": 600, \"memory_gbs\": 4000, \"link_gbs\": 50, \"host_gib\": 110}";
     DsvConfig config;
     double host[2], seconds[2];
     DsvMemoryQuestion question = {.memory_gib = 40, .table = write_text("large.json", LARGE)};
@@ -370,13 +370,66 @@ static void test_memory_of_cards(void **state)
                                  &(Said){0}));
 }
 
+/* Returns the predicted seconds of the line of the table that begins with `words` and names the place
+ * `update`. */
+static double seconds_of(const Said *said, const char *words, const char *update)
+{
+    char place[16];
+    double seconds;
+    for (int i = 0; i < said->count && i < LINES_MAX; i++)
+        if (strncmp(said->line[i], words, strlen(words)) == 0 &&
+            sscanf(said->line[i], "%*[^|]|%*[^|]|%*[^|]| %*d %15s | %*f | %*f | %lf", place, &seconds) == 2 &&
+            strcmp(place, update) == 0)
+            return seconds;
+    return -1;
+}
+
+/* AdamW of the CPU is chosen if host memory is much faster than the link. Both times are in the table, and
+ * the option leaves only one of them. */
+static void test_memory_of_the_update(void **state)
+{
+    static const char TABLE[] =
+        "{\"tflops\": 600, \"memory_gbs\": 4000, \"link_gbs\": 50, \"update_gbs\": 500%s}";
+    static const struct {
+        const char *more, *option, *chosen;
+        bool device, host;
+    } CASES[] = {
+        {"", "offload_update=auto", "host ", true, true},
+        {", \"host_gbs\": 120", "offload_update=auto", "device ", true, true}, /* at most host_gbs */
+        {"", "offload_update=device", "device ", true, false},
+        {", \"host_gbs\": 120", "offload_update=host", "host ", false, true},
+        {"", "optimizer=muon", "device ", true, false},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        DsvConfig config;
+        Said said = {0};
+        char table[160];
+        snprintf(table, sizeof table, TABLE, CASES[i].more);
+        full_14b(&config);
+        assert_ok(dsv_config_set(&config, CASES[i].option));
+        const DsvMemoryQuestion question = {.memory_gib = 139, .table = write_text("update.json", table)};
+        assert_ok(dsv_plan_memory(&question, &config, listen, &said));
+        double device = seconds_of(&said, "states ", "device"), host = seconds_of(&said, "states ", "host");
+        assert_non_null(strstr(chosen_line(&said), CASES[i].chosen));
+        assert_true((device > 0) == CASES[i].device && (host > 0) == CASES[i].host);
+        if (device > 0 && host > 0)
+            assert_true((host < device) == (CASES[i].chosen[0] == 'h'));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_example),         cmocka_unit_test(test_measured_here),
-        cmocka_unit_test(test_refused),         cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_memory_of_cards), cmocka_unit_test(test_memory_refused),
-        cmocka_unit_test(test_memory_missing),  cmocka_unit_test(test_memory_of_trained_weights),
+        cmocka_unit_test(test_example),
+        cmocka_unit_test(test_measured_here),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_memory_of_cards),
+        cmocka_unit_test(test_memory_refused),
+        cmocka_unit_test(test_memory_missing),
+        cmocka_unit_test(test_memory_of_trained_weights),
+        cmocka_unit_test(test_memory_of_the_update),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -240,6 +240,8 @@ says 'expected one of them'
 wants 1 "${train[@]}" --dry-run mixed_precision=bf16 offload=weights dp_size=2 zero_stage=2
 says 'offload is weights and each of 2 ranks keeps all weights, expected zero_stage=3, one rank, or a LoRA'
 wants 0 "${train[@]}" --dry-run mixed_precision=bf16 offload=weights dp_size=2 zero_stage=3
+wants 2 "${train[@]}" --dry-run offload_update=host
+says 'offload_update is host and offload is none, expected states, weights or auto'
 
 # Sizes that differ from the preset are reported; the command line cannot mix a file's sizes with another
 # preset.

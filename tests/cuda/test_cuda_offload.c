@@ -1,8 +1,9 @@
 /* Training steps with lists that stay on the GPU and with offloaded lists (sparse.offload_lists) give the
  * same bits in every mode of gradient checkpointing, and so do those whose state, weights, gradients and
- * activations wait in host memory, as offload=auto chooses or all of them. Lists are so long that their
- * copies overlap with attention. */
+ * activations wait in host memory, as offload=auto chooses or all of them, wherever the state is updated
+ * (offload_update). Lists are so long that their copies overlap with attention. */
 #include "base/rng.h"
+#include "cpu/cpu.h"
 #include "cuda/gpu.h"
 #include "test.h"
 #include "train/step.h"
@@ -164,6 +165,39 @@ static void trained_weights_wait(void **state)
     }
 }
 
+/* AdamW of the CPU gives the bits of the GPU's. */
+static void updated_by_the_cpu(void **state)
+{
+    static const char *const forms[][2] = {{"gradient_accumulation_steps=2", "ema_decay=0.9"},
+                                           {"gradient_accumulation_steps=1", "max_grad_norm=1e-2"},
+                                           {"gradient_accumulation_steps=1", "max_grad_norm=0"},
+                                           {"optimizer=adamw_bf16", "train_modules=attn1"},
+                                           {"optimizer=adamw_8bit", "max_grad_norm=1"}};
+    static const char *const ways[] = {"offload=states", "offload=weights", "offload=states memory_gib"};
+    (void)state;
+    for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+        DsvConfig settings = settings_of("selective", false);
+        Trained kept;
+        for (int i = 0; i < 2; i++)
+            assert_ok(dsv_config_set(&settings, forms[f][i]));
+        train(settings, false, &kept);
+        for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+            Trained moved[2];
+            for (int host = 0; host < 2; host++) {
+                DsvConfig some = settings;
+                assert_ok(dsv_config_set(&some, w == 1 ? "offload=weights" : "offload=states"));
+                assert_ok(dsv_config_set(&some, host ? "offload_update=host" : "offload_update=device"));
+                if (w == 2) /* state of some of the blocks */
+                    some.memory_gib = (double)kept.used / 1073741824.0 * 0.99;
+                train(some, false, &moved[host]);
+                same_bits(&kept, &moved[host], ways[w]);
+                free(moved[host].weights);
+            }
+        }
+        free(kept.weights);
+    }
+}
+
 static void kept_or_offloaded(void **state)
 {
     static const char *const keep[] = {"false", "selective", "true"};
@@ -182,8 +216,13 @@ static void kept_or_offloaded(void **state)
 static int run(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(kept_or_offloaded), cmocka_unit_test(planned),
-                                       cmocka_unit_test(trained_weights_wait)};
-    return gpu_backend.device->deterministic ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
+                                       cmocka_unit_test(trained_weights_wait),
+                                       cmocka_unit_test(updated_by_the_cpu)};
+    if (!gpu_backend.device->deterministic)
+        return 0;
+    if (dsvi_cpu_fill_host("auto", &gpu_backend.host_ops) != DSV_OK)
+        return 1;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,6 @@
 /* Training with optimizer state in host memory (offload=states), or also weights and gradients
- * (offload=weights), has the same bits as with all of it on the device, keeps to memory_gib, and writes
- * checkpoints that each form reads. */
+ * (offload=weights), has the same bits as with all of it on the device, wherever the state is updated
+ * (offload_update), keeps to memory_gib, and writes checkpoints that each form reads. */
 #include "test.h"
 
 #include "late_device.h"
@@ -98,6 +98,55 @@ static void weights_that_wait_give_the_bits(void **state)
     compare(in_pass, "offload=states+residual", 1, 1, 5);
 }
 
+/* The same with the update by the CPU, which needs no device memory for state. */
+static void compare_by_cpu(const char *const *form, const char *offload, int64_t ranks, int64_t stage,
+                           int steps)
+{
+    const char *extra[WORDS] = {"offload_update=host"};
+    for (int i = 0; form[i]; i++)
+        extra[i + 1] = form[i];
+    Rig kept = train(form, NULL, ranks, stage, steps), travelling = train(form, offload, ranks, stage, 1);
+    Rig moved = train(extra, offload, ranks, stage, steps);
+    const size_t *there = travelling.rank[0].plan.by_class, *here = moved.rank[0].plan.by_class;
+    assert_true(here[DSVI_MEM_OPTIMIZER] < there[DSVI_MEM_OPTIMIZER]);
+    assert_true(here[DSVI_MEM_WEIGHTS] < there[DSVI_MEM_WEIGHTS]);
+    rig_same_bits(&kept, &moved);
+    rig_free(&kept);
+    rig_free(&travelling);
+    rig_free(&moved);
+}
+
+static void the_cpu_gives_the_bits_of_the_device(void **state)
+{
+    static const char *const forms[][4] = {
+        {NULL},
+        {"optimizer=adamw_bf16", NULL},
+        {"optimizer=adamw_8bit", "train_modules=attn1", NULL},
+        {"gradient_accumulation_steps=2", NULL},
+        {"max_grad_norm=0", NULL},
+        {"max_grad_norm=0", "optimizer=adamw_8bit", "train_modules=attn1", NULL},
+        {"max_grad_norm=1e-3", "weight_decay=0.1", NULL},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        compare_by_cpu(forms[i], "offload=states", 1, 1, i == 0 ? 20 : 5);
+        compare_by_cpu(forms[i], "offload=weights", 1, 1, 5);
+    }
+}
+
+static void ranks_update_by_the_cpu(void **state)
+{
+    static const char *const forms[][3] = {{NULL},
+                                           {"optimizer=adamw_8bit", "train_modules=attn1", NULL},
+                                           {"max_grad_norm=0", "gradient_accumulation_steps=2", NULL}};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        for (int64_t stage = 1; stage <= 3; stage++)
+            compare_by_cpu(forms[i], "offload=states", ranks_max, stage, 3);
+        compare_by_cpu(forms[i], "offload=weights", ranks_max, 3, 3);
+    }
+}
+
 static DsvStatus swap_averages(DsviTrainer *t, int step)
 {
     return step == 2 ? dsvi_zero_swap_ema(&t->zero) : DSV_OK;
@@ -106,20 +155,24 @@ static DsvStatus swap_averages(DsviTrainer *t, int step)
 /* Weights and their moving average are exchanged, and training goes on from the average. */
 static void averages_are_exchanged(void **state)
 {
+    enum { WAYS = 5 };
     static const char *const forms[][3] = {{"validation.ema=true", NULL},
                                            {"validation.ema=true", "max_grad_norm=0", NULL}};
-    static const char *const offload[] = {NULL, "offload=states", "offload=weights"};
+    static const char *const offload[] = {NULL, "offload=states", "offload=weights", "offload=states",
+                                          "offload=weights"};
     static const char *words[WORDS];
     (void)state;
     for (int form = 0; form < 2; form++) {
-        Rig rig[3];
-        for (int way = 0; way < 3; way++) {
-            rig[way] = rig_of(words, forms[form], offload[way], 1, 1, 4);
+        Rig rig[WAYS];
+        for (int way = 0; way < WAYS; way++) {
+            const char *extra[] = {forms[form][0], forms[form][1], NULL, NULL};
+            extra[1 + form] = way < 3 ? NULL : "offload_update=host";
+            rig[way] = rig_of(words, extra, offload[way], 1, 1, 4);
             rig[way].between = swap_averages;
             rig_train(&rig[way]);
             rig_same_bits(&rig[0], &rig[way]);
         }
-        for (int way = 0; way < 3; way++)
+        for (int way = 0; way < WAYS; way++)
             rig_free(&rig[way]);
     }
 }
@@ -138,13 +191,15 @@ static DsvStatus make_copies_late(DsviTrainer *t, int step)
     return DSV_OK;
 }
 
-/* Trains with late copies on one stream, and all or `some` blocks in host memory. */
-static void compare_late(const char *const *form, int stream, bool some)
+/* Trains with late copies on one stream, all or `some` blocks in host memory, and an update on the device
+ * or, with place "host", by the CPU. */
+static void compare_late(const char *const *form, int stream, bool some, const char *place)
 {
     static const char *words[WORDS];
-    char limit[64];
-    const char *extra[] = {form[0], limit, NULL};
-    Rig kept = train(form, NULL, 1, 1, 4), all = train(form, "offload=weights", 1, 1, 4);
+    char limit[64], update[64];
+    const char *extra[] = {form[0], update, limit, NULL}, *whole[] = {form[0], update, NULL};
+    snprintf(update, sizeof update, "offload_update=%s", place);
+    Rig kept = train(form, NULL, 1, 1, 4), all = train(whole, "offload=weights", 1, 1, 4);
     const RigRank *x = &all.rank[0];
     double block = (double)(x->own_first_two - x->largest_work); /* the first bucket is the largest */
     double bytes = (double)x->plan.used + (some ? 1.5 * block : 0);
@@ -171,7 +226,19 @@ static void each_use_waits_for_its_copy(void **state)
     for (int form = 0; form < 3; form++)
         for (int stream = DOWNLOADS; stream < (form == 2 ? STREAMS : COPIES); stream++)
             for (int some = 0; some < (form == 2 ? 1 : 2); some++)
-                compare_late(forms[form], stream, some);
+                compare_late(forms[form], stream, some, "device");
+}
+
+/* The CPU reads gradients when they are there, and writes weights when the upload of older ones is done. */
+static void the_cpu_waits_for_its_copies(void **state)
+{
+    static const char *const forms[][2] = {
+        {"weight_decay=0.1", NULL}, {"gradient_accumulation_steps=2", NULL}, {"max_grad_norm=0", NULL}};
+    (void)state;
+    for (int form = 0; form < 3; form++)
+        for (int stream = DOWNLOADS; stream < (form == 2 ? STREAMS : COPIES); stream++)
+            for (int some = 0; some < 2; some++)
+                compare_late(forms[form], stream, some, "host");
 }
 
 static void ranks_give_the_bits_too(void **state)
@@ -264,6 +331,35 @@ static void limit_moves(const char *offload, const char *form)
     rig_free(&none);
     rig_free(&kept);
     rig_free(&all);
+}
+
+static void what_the_cpu_cannot_update_is_refused(void **state)
+{
+    static const struct {
+        const char *word[3];
+        DsvStatus status;
+        const char *sentence;
+    } forms[] = {
+        {{"offload=none"},
+         DSV_E_USAGE,
+         "offload_update is host and offload is none, expected states, weights"},
+        {{"offload=states", "mixed_precision=no"},
+         DSV_E_UNSUPPORTED,
+         "offload_update is host and mixed_precision is no, expected bf16"},
+        {{"offload=weights", "optimizer=muon"},
+         DSV_E_UNSUPPORTED,
+         "offload_update is host and optimizer is muon, expected a form of adamw"},
+    };
+    static const char *words[WORDS];
+    (void)state;
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        Rig rig = rig_of(words, forms[i].word, "offload_update=host", 1, 1, 1);
+        rig.fault = RIG_NO_SAMPLE;
+        rig_train(&rig);
+        assert_int_equal(rig.outcome[0].status, forms[i].status);
+        assert_non_null(strstr(rig.outcome[0].sentence, forms[i].sentence));
+        rig_free(&rig);
+    }
 }
 
 static void a_limit_moves_as_much_as_it_needs(void **state)
@@ -366,12 +462,16 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bits_are_those_without),
         cmocka_unit_test(weights_that_wait_give_the_bits),
+        cmocka_unit_test(the_cpu_gives_the_bits_of_the_device),
         cmocka_unit_test(averages_are_exchanged),
         cmocka_unit_test(each_use_waits_for_its_copy),
+        cmocka_unit_test(the_cpu_waits_for_its_copies),
         cmocka_unit_test(a_pass_that_updates_needs_one_gradient),
         cmocka_unit_test(what_cannot_wait_is_refused),
+        cmocka_unit_test(what_the_cpu_cannot_update_is_refused),
         cmocka_unit_test(ranks_give_the_bits_too),
         cmocka_unit_test(ranks_divide_weights_that_wait),
+        cmocka_unit_test(ranks_update_by_the_cpu),
         cmocka_unit_test(ranks_wait_for_their_copies),
         cmocka_unit_test(a_limit_moves_as_much_as_it_needs),
         cmocka_unit_test(checkpoints_move_between_settings),
@@ -382,6 +482,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(weights_that_wait_give_the_bits),
         cmocka_unit_test(ranks_give_the_bits_too),
         cmocka_unit_test(ranks_divide_weights_that_wait),
+        cmocka_unit_test(the_cpu_gives_the_bits_of_the_device),
+        cmocka_unit_test(ranks_update_by_the_cpu),
         cmocka_unit_test(a_limit_moves_as_much_as_it_needs),
         cmocka_unit_test(checkpoints_move_between_settings),
     };

@@ -349,6 +349,66 @@ static void says_once_that_memory_is_pageable(void **state)
     close_bench(&b);
 }
 
+static char update_line[256]; /* about the place of the update */
+
+static void keep_update_line(void *context, const char *line)
+{
+    (void)context;
+    if (strncmp(line, "offload_update=auto: ", 21) == 0)
+        snprintf(update_line, sizeof update_line, "%s", line);
+}
+
+/* offload_update=auto takes the faster place for the speeds of link and host memory, or the one that keeps to
+ * memory_gib, and says so. */
+static void the_update_goes_where_it_is_faster(void **state)
+{
+    static const struct {
+        const char *option;
+        double link, update; /* GB/s */
+        bool by_cpu;
+        const char *end;
+    } CASES[] = {
+        {"offload=states", 50, 100, false, "; the device updates"},
+        {"offload=states", 50, 500, true, " 500 GB/s of host memory in AdamW of the CPU; the CPU updates"},
+        {"offload=weights", 50, 500, true, "; the CPU updates"},
+        {"offload_update=device", 50, 500, false, ""},
+        {"offload_update=host", 500, 1, true, ""},
+    };
+    size_t least[2]; /* device memory by the place */
+    Bench b;
+    (void)state;
+    open_bench(&b);
+    b.backend.device->kind = DSVI_DEVICE_CUDA;
+    for (size_t i = 0; i <= sizeof CASES / sizeof *CASES; i++) {
+        bool limited = i == sizeof CASES / sizeof *CASES;
+        size_t c = limited ? 0 : i; /* the first case again, with memory for one place only */
+        const DsviDeviceSpeeds speeds = {
+            .flops = 1e15, .memory = 1e13, .link = CASES[c].link * 1e9, .update = CASES[c].update * 1e9};
+        DsviTrainer *trainer;
+        update_line[0] = 0;
+        if (limited) {
+            assert_true(least[1] < least[0]);
+            b.settings.memory_gib = (double)least[1] / 1073741824.0;
+            assert_ok(dsv_config_set(&b.settings, "offload_update=auto"));
+        }
+        assert_ok(dsv_config_set(&b.settings, CASES[c].option));
+        assert_ok(dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b.settings,
+                                                         .backend = &b.backend,
+                                                         .codec = b.codec,
+                                                         .config = &b.config,
+                                                         .speeds = &speeds,
+                                                         .plan_log = keep_update_line},
+                                      &trainer));
+        assert_int_equal(trainer->zero.host_update, limited || CASES[c].by_cpu);
+        assert_non_null(strstr(update_line, limited ? "; the CPU updates" : CASES[c].end));
+        assert_int_equal(update_line[0] == 0, CASES[c].end[0] == 0);
+        if (i < 2)
+            least[i] = trainer->arena.used;
+        dsvi_trainer_free(&trainer);
+    }
+    close_bench(&b);
+}
+
 static void plan_with(Bench *b, const char *option, DsviArena *device, DsviArena *host)
 {
     DsviTrainer like = {
@@ -396,7 +456,7 @@ static void trained_weights_leave_for_a_limit(void **state)
     (void)state;
     open_bench(&b);
     b.backend.device->kind = DSVI_DEVICE_CUDA;
-    plan_with(&b, NULL, &kept, &host[0]);
+    plan_with(&b, "offload_update=device", &kept, &host[0]);
     plan_with(&b, "offload=states", &states, &host[1]);
     plan_with(&b, "offload=weights", &lent, &host[2]);
     assert_true(lent.used < kept.used && states.used < kept.used);
@@ -523,6 +583,7 @@ int main(void)
         cmocka_unit_test(frozen_weights_leave_for_a_limit),
         cmocka_unit_test(kept_activations_leave),
         cmocka_unit_test(says_once_that_memory_is_pageable),
+        cmocka_unit_test(the_update_goes_where_it_is_faster),
         cmocka_unit_test(the_planner_needs_a_host),
         cmocka_unit_test(tells_what_lists_take_of_the_host),
     };

@@ -305,13 +305,14 @@ static void plan_in_least_memory(DsvConfig *settings)
     set(settings, "memory_gib", limit);
 }
 
-/* With the frozen weights in host memory a run has the bits of one with them on the device: its steps,
- * held-out losses and clips, and the steps after a stop, also if dsv then chooses what waits. The model has
- * more blocks than there are slots for them. */
+/* With the frozen weights in host memory, or the LoRA's optimizer state, which the CPU then updates, a run
+ * has the bits of one with all on the device: its steps, held-out losses and clips, and the steps after a
+ * stop, also if dsv then chooses what waits. The model has more blocks than there are slots for them. */
 static void frozen_weights_in_host_memory(void **state)
 {
-    static const char *const FORMS[][3] = {{"bf16", "selective", "weights"},
-                                           {"fp8", "true", "weights+residual"}};
+    static const char *const FORMS[][4] = {{"bf16", "selective", "weights", "auto"},
+                                           {"fp8", "true", "weights+residual", "auto"},
+                                           {"bf16", "selective", "states", "host"}};
     DsvConfig settings;
     char deep[DSVI_PATH_MAX];
     (void)state;
@@ -320,7 +321,7 @@ static void frozen_weights_in_host_memory(void **state)
     set(&settings, "model.num_layers", "5");
     set(&settings, "max_train_steps", "3");
     assert_ok(dsv_train(&settings, NULL, NULL));
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof FORMS / sizeof *FORMS; i++) {
         const char *kept = tiny_folder(), *lent = tiny_folder();
         Stopper stopper = {.steps = 5};
         DsvEvents events = {.context = &stopper, .stop = stop_after, .log = keep_log};
@@ -332,6 +333,7 @@ static void frozen_weights_in_host_memory(void **state)
         assert_ok(dsv_train(&settings, NULL, NULL));
         set(&settings, "output_dir", lent);
         set(&settings, "offload", FORMS[i][2]);
+        set(&settings, "offload_update", FORMS[i][3]);
         assert_fails(DSV_E_INTERRUPTED, "stopped after step", dsv_train(&settings, &events, NULL));
         set(&settings, "resume_from_checkpoint", "latest");
         if (i == 1)
