@@ -72,14 +72,23 @@ static inline size_t dsvi_backward_queries(const DsviAttentionTiles *t, float *b
     return used;
 }
 
+/* Returns DsviTileProduct::piece of dP and delta, sums over D of which dS keeps the difference. With F32 they
+ * are sums of four sums, which round less: with few keys, or one that outweighs the others, the difference is
+ * much smaller than its terms. With BF16 the rounding of `out` outweighs the error of the sums. */
+static inline int64_t dsvi_dp_piece(const DsviAttentionTiles *t, DsviDtype act)
+{
+    return act == DSVI_F32 ? (t->dim_words + 3) / 4 : 0;
+}
+
 /* Computes delta = out . dout of each query, from out^T and dout^T. The order of additions is the same as for
  * dP, so that dP - delta is exactly 0 if one key has all the weight. */
-static inline void dsvi_backward_delta(const DsviAttentionTiles *t, const float *outt,
+static inline void dsvi_backward_delta(const DsviAttentionTiles *t, DsviDtype act, const float *outt,
                                        const DsviBackwardQueries *q)
 {
+    int64_t piece = dsvi_dp_piece(t, act);
     for (int64_t i = 0; i < t->tile_width; i += DSVI_LANES)
         dsvi_vec_store(q->delta + i,
-                       dsvi_words_dot(t->pairs, q->doutt + i, outt + i, t->dim_words, t->tile_width));
+                       dsvi_words_dot(t->pairs, q->doutt + i, outt + i, t->dim_words, t->tile_width, piece));
 }
 
 /* Probabilities p and score gradients ds of one key, for one vector of queries. */
@@ -183,6 +192,7 @@ static inline void dsvi_backward_scores(const DsviBackwardPass *pass)
     dp.a = s->v;
     dp.b = pass->q->doutt;
     dp.c = s->ds;
+    dp.piece = dsvi_dp_piece(t, args->act);
     dp.factor = 1;
     dsvi_tile_product(&scores);
     dsvi_tile_product(&dp);

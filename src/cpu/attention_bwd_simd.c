@@ -137,7 +137,7 @@ static void pack_tile(const Backward *w, const DsviBackwardScratch *s, const Til
     dsvi_rows_transpose(s->rows, t->row_words, t->row_words, at->queries, s->transposed, t->tile_width);
     dsvi_rows_across(t, q.q, at->queries, q.qx);
     dsvi_rows_across(t, q.dout, at->queries, q.doutx);
-    dsvi_backward_delta(t, s->transposed, &q);
+    dsvi_backward_delta(t, args->act, s->transposed, &q);
     for (int64_t i = 0; i < t->tile_width; i++)
         q.lse[i] = i < at->queries ? lse[i] : INFINITY;
     memset(q.dqt, 0, (size_t)(t->row_width * t->tile_width) * sizeof(float));

@@ -135,8 +135,9 @@ static void tail_delta_range(void *context, int64_t begin, int64_t end, int work
         tail_load_transposed(w, &a->out, pair, first, count, s.rows, s.outt);
         tail_load_transposed(w, &a->dout, pair, first, count, s.rows, s.doutt);
         for (int64_t i = 0; i < count; i += DSVI_LANES)
-            dsvi_vec_store(delta + i, dsvi_words_dot(w->tiles.pairs, s.doutt + i, s.outt + i,
-                                                     w->tiles.dim_words, DELTA_QUERIES));
+            dsvi_vec_store(delta + i,
+                           dsvi_words_dot(w->tiles.pairs, s.doutt + i, s.outt + i, w->tiles.dim_words,
+                                          DELTA_QUERIES, dsvi_dp_piece(&w->tiles, a->act)));
         memcpy(w->query_delta + pair * a->queries + first, delta, (size_t)count * sizeof *delta);
     }
 }

@@ -29,22 +29,21 @@ typedef struct DsviTileProduct {
     int64_t ldb;
     float *c;
     int64_t ldc;
-    float factor; /* multiplies the sum, with its own rounding; must be 1 if `add` */
+    int64_t piece; /* 0, or C is the sum of sums over so many words of k, which rounds less than one long sum;
+                    * then neither `add` nor `pairs` */
+    float factor;  /* multiplies the sum, with its own rounding; must be 1 if `add` */
     bool add;
     bool pairs;
 } DsviTileProduct;
 
-/* Computes a block of DSVI_TILE_ROWS rows and `vectors` vectors of C; inlined with constant `vectors` and
- * `pairs`. */
-static inline __attribute__((always_inline)) void dsvi_tile_block(const DsviTileProduct *t, const float *a,
-                                                                  const float *b, float *c, int vectors,
-                                                                  bool pairs)
+/* The functions below compute a block of DSVI_TILE_ROWS rows and `vectors` vectors of C. They are inlined
+ * with constant `vectors` and `pairs`. This one adds the products of words [from, to) of k to `sum`. */
+static inline __attribute__((always_inline)) void dsvi_tile_sum(const DsviTileProduct *t, const float *a,
+                                                                const float *b, int64_t from, int64_t to,
+                                                                int vectors, bool pairs,
+                                                                DsviVec sum[DSVI_TILE_ROWS][2])
 {
-    DsviVec sum[DSVI_TILE_ROWS][2];
-    for (int i = 0; i < DSVI_TILE_ROWS; i++)
-        for (int j = 0; j < vectors; j++)
-            sum[i][j] = t->add ? dsvi_vec_load(c + i * t->ldc + j * DSVI_LANES) : dsvi_vec_all(0);
-    for (int64_t p = 0; p < t->k; p++) {
+    for (int64_t p = from; p < to; p++) {
         DsviVec row[2];
         for (int j = 0; j < vectors; j++)
             row[j] = dsvi_vec_load(b + p * t->ldb + j * DSVI_LANES);
@@ -54,20 +53,59 @@ static inline __attribute__((always_inline)) void dsvi_tile_block(const DsviTile
                 sum[i][j] = dsvi_words_add(pairs, sum[i][j], word, row[j]);
         }
     }
+}
+
+static inline __attribute__((always_inline)) void dsvi_tile_block(const DsviTileProduct *t, const float *a,
+                                                                  const float *b, float *c, int vectors,
+                                                                  bool pairs)
+{
+    DsviVec sum[DSVI_TILE_ROWS][2];
+    for (int i = 0; i < DSVI_TILE_ROWS; i++)
+        for (int j = 0; j < vectors; j++)
+            sum[i][j] = t->add ? dsvi_vec_load(c + i * t->ldc + j * DSVI_LANES) : dsvi_vec_all(0);
+    dsvi_tile_sum(t, a, b, 0, t->k, vectors, pairs, sum);
     for (int i = 0; i < DSVI_TILE_ROWS; i++)
         for (int j = 0; j < vectors; j++)
             dsvi_vec_store(c + i * t->ldc + j * DSVI_LANES, t->add ? sum[i][j] : sum[i][j] * t->factor);
 }
 
-static inline __attribute__((always_inline)) void dsvi_tile_blocks(const DsviTileProduct *t, bool pairs)
+/* The same with `piece`. */
+static inline __attribute__((always_inline)) void dsvi_tile_pieces(const DsviTileProduct *t, const float *a,
+                                                                   const float *b, float *c, int vectors)
+{
+    for (int64_t from = 0, to; from < t->k; from = to) {
+        DsviVec sum[DSVI_TILE_ROWS][2] = {0};
+        to = t->k - from <= t->piece ? t->k : from + t->piece;
+        dsvi_tile_sum(t, a, b, from, to, vectors, false, sum);
+        for (int i = 0; i < DSVI_TILE_ROWS; i++)
+            for (int j = 0; j < vectors; j++) {
+                float *at = c + i * t->ldc + j * DSVI_LANES;
+                DsviVec total = from > 0 ? dsvi_vec_load(at) + sum[i][j] : sum[i][j];
+                dsvi_vec_store(at, to == t->k ? total * t->factor : total);
+            }
+    }
+}
+
+/* Computes all blocks of the columns [j, j + vectors * DSVI_LANES). */
+static inline __attribute__((always_inline)) void dsvi_tile_columns(const DsviTileProduct *t, int64_t j,
+                                                                    int vectors, bool pairs, bool pieces)
+{
+    for (int64_t i = 0; i < t->m; i += DSVI_TILE_ROWS) {
+        if (pieces)
+            dsvi_tile_pieces(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, vectors);
+        else
+            dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, vectors, pairs);
+    }
+}
+
+static inline __attribute__((always_inline)) void dsvi_tile_blocks(const DsviTileProduct *t, bool pairs,
+                                                                   bool pieces)
 {
     int64_t j = 0;
     for (; j + 2 * DSVI_LANES <= t->n; j += 2 * DSVI_LANES)
-        for (int64_t i = 0; i < t->m; i += DSVI_TILE_ROWS)
-            dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, 2, pairs);
+        dsvi_tile_columns(t, j, 2, pairs, pieces);
     for (; j < t->n; j += DSVI_LANES)
-        for (int64_t i = 0; i < t->m; i += DSVI_TILE_ROWS)
-            dsvi_tile_block(t, t->a + i * t->a_row, t->b + j, t->c + i * t->ldc + j, 1, pairs);
+        dsvi_tile_columns(t, j, 1, pairs, pieces);
 }
 
 #if defined(__AMX_BF16__)
@@ -110,9 +148,11 @@ static inline void dsvi_tile_product(const DsviTileProduct *t)
     }
 #endif
     if (DSVI_HAS_PAIRS && t->pairs)
-        dsvi_tile_blocks(t, true);
+        dsvi_tile_blocks(t, true, false);
+    else if (t->piece)
+        dsvi_tile_blocks(t, false, true);
     else
-        dsvi_tile_blocks(t, false);
+        dsvi_tile_blocks(t, false, false);
 }
 
 /* A thread calls dsvi_tile_products_begin before and dsvi_tile_products_end after the products of a piece of

@@ -49,10 +49,10 @@ static inline __attribute__((always_inline)) DsviVec dsvi_words_add(bool pairs, 
 }
 
 /* Returns, for each lane, the sum of `words` products of the words in this lane of `a` and `b`; consecutive
- * words are `stride` apart. The order of additions is the order of a tile product, so the results are bitwise
- * equal. */
+ * words are `stride` apart. The order of additions is the order of a tile product with the same `piece`
+ * (tile_product.h), so the results are bitwise equal. */
 static inline DsviVec dsvi_words_dot(bool pairs, const float *a, const float *b, int64_t words,
-                                     int64_t stride)
+                                     int64_t stride, int64_t piece)
 {
     DsviVec sum = dsvi_vec_all(0);
 #if defined(__AMX_BF16__)
@@ -72,8 +72,13 @@ static inline DsviVec dsvi_words_dot(bool pairs, const float *a, const float *b,
     if (pairs)
         return sum;
 #endif
-    for (int64_t at = 0; at < words * stride; at += stride)
-        sum = dsvi_words_add(pairs, sum, dsvi_vec_load(a + at), dsvi_vec_load(b + at));
+    for (int64_t from = 0, to; from < words; from = to) {
+        to = !piece || words - from <= piece ? words : from + piece;
+        DsviVec part = dsvi_vec_all(0);
+        for (int64_t at = from * stride; at < to * stride; at += stride)
+            part = dsvi_words_add(pairs, part, dsvi_vec_load(a + at), dsvi_vec_load(b + at));
+        sum += part;
+    }
     return sum;
 }
 
