@@ -229,38 +229,56 @@ class Inductor(unittest.TestCase):
                 self.assertLess(cpu.error(found, expected), bound, (checkpointing, autocast))
 
 
-def rank_gradients(rank, folder, kind):
-    """Process `rank` of two: gradients with the data of seed `rank`, written by rank 0."""
+def wrapped(model, kind):
+    """The model as training scripts wrap it for two ranks."""
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{kind}", rank=rank, world_size=2)
-    model = cpu.Small()
     if kind == "fsdp2":
         mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
         for linear in model.qkv:
             fully_shard(linear, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-    whole = DistributedDataParallel(model) if kind == "ddp" else model
-    found = cpu.train_gradients(whole, seed=rank)[1:]
-    found = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in found]
-    if rank == 0:
-        torch.save(found, os.path.join(folder, f"{kind}.pt"))
+        return fully_shard(model, mesh=mesh)
+    return DistributedDataParallel(
+        torch.compile(model, backend="aot_eager", fullgraph=True) if kind == "everything" else model
+    )
+
+
+KINDS_OF_RANKS = ("ddp", "fsdp2", "everything")  # everything: DDP, compile, checkpointing, and autocast
+
+
+def gradients_of(kind, seed, wrap=lambda model, kind: model):
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "everything"):
+        model = wrap(cpu.Small(checkpointing=False if kind == "everything" else None), kind)
+        return cpu.train_gradients(model, seed=seed)[1:]
+
+
+def rank_gradients(rank, folder):
+    """Process `rank` of two: gradients with the data of seed `rank`, written by rank 0."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
+    for kind in KINDS_OF_RANKS:
+        found = gradients_of(kind, rank, wrapped)
+        found = [x.full_tensor() if hasattr(x, "full_tensor") else x for x in found]
+        if rank == 0:
+            torch.save(found, os.path.join(folder, f"{kind}.pt"))
     dist.destroy_process_group()
 
 
 class TwoRanks(unittest.TestCase):
     def test_gradients_are_the_mean(self):
-        ranks = [cpu.train_gradients(cpu.Small(), seed=seed)[1:] for seed in range(2)]
-        self.assertGreater(cpu.error(ranks[0][0], ranks[1][0]), 1e-2)
         with tempfile.TemporaryDirectory() as folder:
-            for kind in ("ddp", "fsdp2"):
-                torch.multiprocessing.spawn(rank_gradients, (folder, kind), nprocs=2)
+            torch.multiprocessing.spawn(rank_gradients, (folder,), nprocs=2)
+            for kind in KINDS_OF_RANKS:
+                ranks = [gradients_of(kind, seed) for seed in range(2)]
+                self.assertGreater(cpu.error(ranks[0][0], ranks[1][0]), 0.1)
                 found = torch.load(os.path.join(folder, f"{kind}.pt"))
                 self.assertEqual(len(found), len(ranks[0]))
+                bound = 5e-2 if kind == "everything" else 1e-6  # of BF16, as above
                 for x, first, second in zip(found, *ranks):
-                    self.assertLess(cpu.error(x, (first + second) / 2), 1e-6, kind)
+                    self.assertLess(cpu.error(x, (first + second) / 2), bound, kind)
 
 
 if __name__ == "__main__":
