@@ -110,6 +110,16 @@ def _operator(name):
 # ---- the operators of a layer ----
 
 
+def _layer(number):
+    if number not in _layers:
+        raise _library.Error(
+            1,
+            "sparse attention: the SparseAttention module of this pass has been deleted, expected it to "
+            "exist until the backward pass has run",
+        )
+    return _layers[number]
+
+
 def _lse_like(q, tokens):
     batch, _, heads, _ = q.shape
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -128,7 +138,7 @@ def _attention(
     scale: float,
     train: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _layers[layer]._forward(q, k, v, hidden, int(block), grid, scale, train)
+    return _layer(layer)._forward(q, k, v, hidden, int(block), grid, scale, train)
 
 
 @_attention.register_fake
@@ -151,7 +161,7 @@ def _attention_backward(
     grid: list[int],
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _layers[layer]._backward(dout, q, k, v, out, lse, number, int(block), grid, scale)
+    return _layer(layer)._backward(dout, q, k, v, out, lse, number, int(block), grid, scale)
 
 
 @_attention_backward.register_fake
@@ -161,6 +171,7 @@ def _(dout, q, k, v, out, lse, number, block, layer, grid, scale):
 
 def _keep(ctx, inputs, output):
     q, k, v, _, block, ctx.layer, ctx.grid, ctx.scale, _ = inputs
+    ctx.module = _layer(ctx.layer)  # the graph keeps it, if nothing else does
     ctx.mark_non_differentiable(output[1], output[2])
     ctx.save_for_backward(q, k, v, *output, block)
 

@@ -2,6 +2,7 @@
 checkpointing, autocast, DDP, FSDP2, state files, and calls that must be refused."""
 
 import copy
+import gc
 import logging
 import math
 import os
@@ -235,6 +236,21 @@ class Lists(unittest.TestCase):
         layer(*second, block=0, grid=GRID)
         with self.assertRaisesRegex(dsv.Error, "forward pass 2 replaced its key lists"):
             out.sum().backward()
+
+
+    def test_the_module_may_go_before_the_backward_pass(self):
+        layer = dsv.torch.SparseAttention(1, **QUICK)
+        layer.force()
+        tensors, number = inputs(), layer._number
+        wanted = gradients(layer(*tensors, block=0, grid=GRID), tensors)
+        out = layer(*tensors, block=0, grid=GRID)
+        del layer
+        gc.collect()
+        self.assertTrue(all(map(torch.equal, gradients(out, tensors), wanted)))
+        del out
+        gc.collect()
+        with self.assertRaisesRegex(dsv.Error, "module of this pass has been deleted"):
+            torch.ops.dsv.attention(*tensors, None, torch.tensor(0), number, GRID, 0.2, True)
 
 
 class Models(unittest.TestCase):
