@@ -27,7 +27,8 @@ def use_sparse_attention(transformer, *, state=None, **options):
     """
     name = type(transformer).__name__
     if not any(base.__name__ == _MODEL for base in type(transformer).__mro__):
-        raise TypeError(f"sparse attention: the model is a {name}, expected a {_MODEL}")
+        hint = ", here its transformer" if hasattr(transformer, "transformer") else ""
+        raise TypeError(f"sparse attention: the model is a {name}, expected a {_MODEL}{hint}")
     if getattr(transformer, "_dsv_sparse_attention", None) is not None:
         raise ValueError(
             "sparse attention: the transformer uses sparse attention already; call remove() first"
@@ -77,6 +78,11 @@ class WanSparseAttention:
     def _enter(self, _module, arguments, keywords):
         latents = keywords["hidden_states"] if "hidden_states" in keywords else arguments[0]
         timestep = keywords["timestep"] if "timestep" in keywords else arguments[1]
+        if latents.dim() != 5:
+            raise ValueError(
+                f"sparse attention: hidden_states has the shape {tuple(latents.shape)}, expected "
+                "(B, C, F, H, W)"
+            )
         if timestep.dim() > 1:
             raise ValueError(
                 "sparse attention: timestep has a value for each token (Wan 2.2 TI2V), expected one "

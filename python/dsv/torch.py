@@ -35,6 +35,29 @@ def _dtype_of(tensor):
     return _DTYPES[tensor.dtype]
 
 
+def _check_tensors(**arguments):
+    for name, value in arguments.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"sparse attention: {name} is of type {type(value).__name__}, expected a tensor")
+
+
+def _check_whole(name, value):
+    if not isinstance(value, int) and not hasattr(value, "__index__"):
+        raise TypeError(f"sparse attention: {name} is {value!r}, expected a whole number")
+
+
+def _sizes(grid):
+    """The grid as a list of three int."""
+    if not hasattr(grid, "__iter__") or isinstance(grid, str):
+        raise TypeError(f"sparse attention: the grid is {grid!r}, expected (frames, rows, columns)")
+    sizes = [int(size) for size in grid]
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(
+            f"sparse attention: the grid is {sizes}, expected (frames, rows, columns), each from 1"
+        )
+    return sizes
+
+
 def _check_like(name, tensor, shape, like):
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(
@@ -192,6 +215,7 @@ _attention.register_autograd(_differentiate, setup_context=_keep)
 
 def _check_lists(q, k, v, offsets, spans, group, grain):
     _check_device(q)
+    _dtype_of(q)
     batch, queries, heads, dim = q.shape
     _check_like("k", k, (batch, k.shape[1] if k.dim() == 4 else -1, heads, dim), q)
     _check_like("v", v, k.shape, q)
@@ -333,6 +357,10 @@ def list_attention(q, k, v, offsets, spans, *, group, grain=1, scale=None):
     offsets (B * N * ceil(S_q / group) + 1) int64; spans int32. scale: None stands for 1 / sqrt(D).
     Returns out (B, S_q, N, D) and the log-sum-exp of each query (B, N, S_q), which is not differentiable.
     """
+    _check_tensors(q=q, k=k, v=v, offsets=offsets, spans=spans)
+    _check_device(q)
+    _check_whole("group", group)
+    _check_whole("grain", grain)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     q, k, v = _autocast(q, k, v)
     return torch.ops.dsv.list_attention(q, k, v, offsets, spans, group, grain, scale)
@@ -366,6 +394,13 @@ class SparseAttention(torch.nn.Module):
 
     def __init__(self, blocks, **options):
         super().__init__()
+        _check_whole("blocks", blocks)
+        if blocks < 1:
+            raise ValueError(f"sparse attention: blocks is {blocks}, expected at least 1")
+        if "device" in options:
+            raise ValueError(
+                "sparse attention: device is an option, expected none: the tensors' device computes"
+            )
         self.blocks = int(blocks)
         self.options = options
         _library.Config("cpu", options)  # refuses wrong options here
@@ -405,9 +440,11 @@ class SparseAttention(torch.nn.Module):
         hidden (B, S, N * D): the input of the projections to q and k, for selector="predictor" only.
         Returns (B, S, N, D).
         """
+        _check_tensors(q=q, k=k, v=v)
+        _check_device(q)
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
         q, k, v, hidden = _autocast(q, k, v, hidden)
-        grid = [int(size) for size in grid]
+        grid = _sizes(grid)
         self._check(q, k, v, hidden, grid, block)
         if not ordered:
             order, inverse = self.order(grid, q.device)
@@ -429,7 +466,7 @@ class SparseAttention(torch.nn.Module):
     def order(self, grid, device="cpu"):
         """Returns the token order of a grid and its inverse, both (S) int64: x[:, order] are the tokens
         of x in token order, y[:, inverse] restores raster order."""
-        key = (tuple(int(size) for size in grid), str(device))
+        key = (tuple(_sizes(grid)), str(device))
         if key not in self._orders:
             self._orders[key] = _make_order(self, key[0], device)
         return self._orders[key]
@@ -437,15 +474,15 @@ class SparseAttention(torch.nn.Module):
     # ---- called by the operators ----
 
     def _check(self, q, k, v, hidden, grid, block):
-        _check_device(q)
         _dtype_of(q)
         _check_like("k", k, q.shape, q)
         _check_like("v", v, q.shape, q)
-        if len(grid) != 3 or min(grid) < 1 or math.prod(grid) != q.shape[1]:
+        if math.prod(grid) != q.shape[1]:
             raise ValueError(
                 f"sparse attention: q has {q.shape[1]} tokens, which do not make a grid of {list(grid)}"
             )
         if not isinstance(block, torch.Tensor):
+            _check_whole("block", block)
             self._check_block(block)
         elif block.dim() or block.dtype != torch.int64 or block.device.type != "cpu":
             raise ValueError(
@@ -678,8 +715,6 @@ def _rebuild(blocks, options):
 
 @torch.compiler.disable
 def _make_order(layer, grid, device):
-    if min(grid) < 1:
-        raise ValueError(f"sparse attention: the grid is {list(grid)}, expected sizes from 1")
     order = torch.tensor(
         list(_library.Config("cpu", layer.options).token_order(grid)), dtype=torch.int64
     )

@@ -381,9 +381,17 @@ class Refused(unittest.TestCase):
         self.refuse(ValueError, r"expected \(B, S, N, D\)", q=q[0])
         self.refuse(ValueError, "hidden has the shape", hidden=q)
         self.refuse(ValueError, "are on meta", q=q.to("meta"), k=q.to("meta"), v=q.to("meta"))
+        self.refuse(TypeError, "k is of type list, expected a tensor", k=[1])
+        self.refuse(ValueError, r"the grid is \[18, 8\], expected \(frames, rows, columns\)", grid=(18, 8))
+        self.refuse(TypeError, r"the grid is 144, expected \(frames", grid=144)
+        self.refuse(TypeError, "block is 0.5, expected a whole number", block=0.5)
         self.refuse(dsv.Error, "head size is 16", q=q[..., :16], k=q[..., :16], v=q[..., :16])
         with self.assertRaisesRegex(dsv.Error, "target_density"):
             dsv.torch.SparseAttention(1, target_densty=0.1)
+        with self.assertRaisesRegex(ValueError, "blocks is 0, expected at least 1"):
+            dsv.torch.SparseAttention(0)
+        with self.assertRaisesRegex(ValueError, "the tensors' device computes"):
+            dsv.torch.SparseAttention(1, device="cuda")
         with self.assertRaisesRegex(dsv.Error, "sparse.group"):
             dsv.torch.SparseAttention(1, group=7)
         dsv.torch.SparseAttention(1, **QUICK)(q, q, q, block=0, grid=GRID)
@@ -413,6 +421,12 @@ class Refused(unittest.TestCase):
             grain = 16 if "below 2" in words else 8
             with self.assertRaisesRegex(kind, words):
                 dsv.torch.list_attention(q, k, v, where, which, group=16, grain=grain)
+        with self.assertRaisesRegex(TypeError, "offsets is of type list, expected a tensor"):
+            dsv.torch.list_attention(q, k, v, [0, 2, 4, 6, 8], spans, group=16, grain=8)
+        with self.assertRaisesRegex(TypeError, "group is 16.5, expected a whole number"):
+            dsv.torch.list_attention(q, k, v, offsets, spans, group=16.5, grain=8)
+        with self.assertRaisesRegex(ValueError, "the dtype is torch.float16"):
+            dsv.torch.list_attention(q.half(), k.half(), v.half(), offsets, spans, group=16, grain=8)
 
     def test_forked_process(self):
         layer = dsv.torch.SparseAttention(1, **QUICK)

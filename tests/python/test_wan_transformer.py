@@ -212,6 +212,9 @@ class Wan(unittest.TestCase):
         inputs = batch_of() | {"timestep": torch.ones(2, 3 * 8 * 12)}
         with self.assertRaisesRegex(ValueError, "timestep has a value for each token"):
             model(**inputs)
+        latents = batch_of()["hidden_states"][0]
+        with self.assertRaisesRegex(ValueError, r"shape \(4, 3, 16, 24\), expected \(B, C, F, H, W\)"):
+            model(**batch_of() | {"hidden_states": latents})
 
 
 if __name__ == "__main__":
