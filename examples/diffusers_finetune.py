@@ -31,7 +31,10 @@ def read_clip(path, frames, height, width):
     fit = f"scale={width}:{height}:force_original_aspect_ratio=increase,crop={width}:{height}"
     command = ["ffmpeg", "-v", "error", "-i", path, "-vf", fit, "-frames:v", str(frames), "-f", "rawvideo",
                "-pix_fmt", "rgb24", "-"]
-    pixels = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    run = subprocess.run(command, stdout=subprocess.PIPE)
+    if run.returncode:
+        raise SystemExit(f"{path}: ffmpeg cannot read the clip, see above")
+    pixels = run.stdout
     found = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(-1, height, width, 3)
     if len(found) < frames:
         raise SystemExit(f"{path}: {len(found)} frames, expected at least {frames}")
@@ -102,6 +105,9 @@ def main():
     parser.add_argument("--density", type=float, default=0.05, help="fraction of the keys in lists")
     parser.add_argument("--lr", type=float, default=3e-4)
     args = parser.parse_args()
+    unit = 8 if args.model is None else 16  # pixels of a token
+    if args.height % unit or args.width % unit:
+        parser.error(f"clips of {args.height} x {args.width} pixels, expected multiples of {unit}")
     transformer, latents, text = load(args)
     runs, start = {}, copy.deepcopy(transformer.state_dict())
     runs["dense"] = train(args, transformer, latents, text)
