@@ -50,7 +50,7 @@ static const char text[] =
     "sources and sizes, their clips, and a lower bound for the time of an epoch.\n"
     "--card plans for rtx3090, rtx4090, rtx5090, l40s, a100-40, a100-80, h100, h200\n"
     "or b200 instead of a device that exists, without times for cards whose speeds\n"
-    "were not measured (all but h100).\n"
+    "were not measured (all but h100 and h200).\n"
     "\n"
     "To train with several processes, start dsv train with mpirun, srun or torchrun\n"
     "(docs/distributed.md).\n"

@@ -13,19 +13,24 @@ typedef struct Card {
     const char *name, *title;
     double
         memory_gib; /* that CUDA reports in all, rounded down; the driver keeps the rest of the nominal GB */
-    bool measured;  /* the nominal speeds of device_speeds.h were measured on this card */
+    bool measured;  /* the speeds were measured on this card */
+    DsviDeviceSpeeds speeds; /* rounded; flops 0: those of dsvi_device_speeds_nominal */
 } Card;
 
 static const Card CARD[] = {
-    {"rtx3090", "NVIDIA GeForce RTX 3090", 23.6, false},
-    {"rtx4090", "NVIDIA GeForce RTX 4090", 23.5, false},
-    {"rtx5090", "NVIDIA GeForce RTX 5090", 31.3, false},
-    {"l40s", "NVIDIA L40S", 44.3, false},
-    {"a100-40", "NVIDIA A100 with 40 GB", 39.3, false},
-    {"a100-80", "NVIDIA A100 with 80 GB", 79.1, false},
-    {"h100", "NVIDIA H100 with 80 GB", 79.1, true},
-    {"h200", "NVIDIA H200", 139.7, false},
-    {"b200", "NVIDIA B200", 178.3, false},
+    {.name = "rtx3090", .title = "NVIDIA GeForce RTX 3090", .memory_gib = 23.6},
+    {.name = "rtx4090", .title = "NVIDIA GeForce RTX 4090", .memory_gib = 23.5},
+    {.name = "rtx5090", .title = "NVIDIA GeForce RTX 5090", .memory_gib = 31.3},
+    {.name = "l40s", .title = "NVIDIA L40S", .memory_gib = 44.3},
+    {.name = "a100-40", .title = "NVIDIA A100 with 40 GB", .memory_gib = 39.3},
+    {.name = "a100-80", .title = "NVIDIA A100 with 80 GB", .memory_gib = 79.1},
+    {.name = "h100", .title = "NVIDIA H100 with 80 GB", .memory_gib = 79.1, .measured = true},
+    {.name = "h200",
+     .title = "NVIDIA H200",
+     .memory_gib = 139.7,
+     .measured = true,
+     .speeds = {.flops = 7.2e14, .memory = 2.5e12, .link = 5.4e10, .update = 1.6e11}},
+    {.name = "b200", .title = "NVIDIA B200", .memory_gib = 178.3},
 };
 enum { CARDS = sizeof CARD / sizeof *CARD };
 
@@ -40,7 +45,7 @@ DsvStatus dsvi_card_find(const char *name, DsviDeviceTable *out)
             continue;
         *out = (DsviDeviceTable){
             .name = card->title,
-            .speeds = dsvi_device_speeds_nominal(),
+            .speeds = card->speeds.flops > 0 ? card->speeds : dsvi_device_speeds_nominal(),
             .memory_gib = card->memory_gib,
             .used_gib = CONTEXT_GIB,
         };
