@@ -1,8 +1,16 @@
-/* Implements device_limit.h: a list of the allocations that are held, in no order. */
+/* Implements device_limit.h. The allocations that are held are a list in no order. */
 #include "device/device_limit.h"
 
 #include <pthread.h>
 #include <stdlib.h>
+
+size_t dsvi_device_free_bytes(DsviDevice *device)
+{
+    size_t used = device->memory_used(device);
+    size_t unused = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    size_t available = device->kind == DSVI_DEVICE_CPU ? device->host_available(device) : 0;
+    return available > 0 && available < unused ? available : unused;
+}
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the lists of all devices */
 

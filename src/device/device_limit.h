@@ -1,4 +1,4 @@
-/* The limit of the device memory that a program may hold (DsviDevice.limit), and what it holds. For the
+/* How much device memory is free, and the limit of what a program may hold (DsviDevice.limit), for the
  * functions mem_alloc and mem_free of the devices. */
 #ifndef DSVI_DEVICE_LIMIT_H
 #define DSVI_DEVICE_LIMIT_H
@@ -8,6 +8,11 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Returns the bytes of device memory that could be allocated now, whatever DsviDevice.limit is. What other
+ * programs use does not count as free: on a CPU, where memory_used is about this process alone, no more is
+ * free than host_available says, if this is known. */
+size_t dsvi_device_free_bytes(DsviDevice *device);
 
 /* Allocates `bytes` bytes of device memory in *out, or fails. */
 typedef DsvStatus dsvi_device_alloc_fn(DsviDevice *device, size_t bytes, void **out);

@@ -9,6 +9,7 @@
 
 #include "base/memory_limit.h"
 #include "data/picture.h"
+#include "device/device_limit.h"
 #include "model/vit/vit.h"
 
 static int64_t picture_count(const DsviWanJob *job)
@@ -53,9 +54,7 @@ DsvStatus dsvi_wan_image_encoder_find(const DsviWanFolder *folder, const DsviDit
 static DsvStatus check_memory(DsviWanJob *job, const DsviVitConfig *encoder)
 {
     DsviBackend *backend = job->args->backend;
-    const DsviDevice *device = backend->device;
-    uint64_t limit = dsvi_memory_limit(job->args->settings), used = device->memory_used(backend->device);
-    uint64_t left = used < device->memory_bytes ? device->memory_bytes - used : 0;
+    uint64_t limit = dsvi_memory_limit(job->args->settings), left = dsvi_device_free_bytes(backend->device);
     job->encoder_bytes = dsvi_vit_plan(backend, encoder, dsvi_dit_act(job->args->settings),
                                        picture_count(job));
     if (limit == 0 || limit > left)

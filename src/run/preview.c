@@ -7,6 +7,7 @@
 
 #include "base/host.h"
 #include "data/dataset_sources.h"
+#include "device/device_limit.h"
 #include "model/codec/codec.h"
 #include "ops/gemm_peak.h"
 #include "train/memory_explain.h"
@@ -222,7 +223,7 @@ static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *p
                  (double)used / GIB);
     line(context, text);
     DSVI_TRY(dsvi_memory_check(planned, &preview->device, &preview->host));
-    size_t available = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    size_t available = dsvi_device_free_bytes(planned->backend->device);
     /* On a CPU, device memory and host memory are the same memory. */
     size_t needed = preview->device.used + (device->kind == DSVI_DEVICE_CPU ? preview->host.used : 0);
     uint64_t decoding;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "device/device_limit.h"
 #include "ops/gemm_peak.h"
 #include "run/checkpoint.h"
 #include "run/expert.h"
@@ -130,12 +131,11 @@ static void log_ranks(const DsviRun *run)
  * that this takes. */
 static DsvStatus check_decoding(const DsviRun *run)
 {
-    DsviDevice *device = run->backend->device;
-    size_t used = device->memory_used(device);
+    size_t room = dsvi_device_free_bytes(run->backend->device);
     char line[128];
     uint64_t bytes;
-    DSVI_TRY(dsvi_run_facts_decoding(run->settings, run->backend, run->codec, run->trainer->arena.used,
-                                     device->memory_bytes > used ? device->memory_bytes - used : 0, &bytes));
+    DSVI_TRY(dsvi_run_facts_decoding(run->settings, run->backend, run->codec, run->trainer->arena.used, room,
+                                     &bytes));
     dsvi_run_facts_decoding_text(bytes, line, sizeof line);
     if (bytes > 0)
         dsvi_run_log(run, DSV_LOG_INFO, "%s", line);

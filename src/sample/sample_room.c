@@ -6,6 +6,7 @@
 
 #include "base/memory_limit.h"
 #include "base/offload.h"
+#include "device/device_limit.h"
 
 /* Bytes of the free device memory that stay free if blocks must wait in host memory: libraries allocate work
  * space during the first pass. A limit of memory_gib is used whole. */
@@ -30,9 +31,9 @@ static void plan_both(DsviSampleRoom *room)
 bool dsvi_sample_room_choose(DsviSampleRoom *room)
 {
     DsviDevice *device = room->device;
-    size_t used = device->memory_used(device), cap = (size_t)dsvi_memory_limit(room->settings);
+    size_t cap = (size_t)dsvi_memory_limit(room->settings);
     bool asked = dsvi_offloads(room->settings, "weights");
-    room->free = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    room->free = dsvi_device_free_bytes(device);
     room->host_free = device->host_available(device);
     room->limit = cap > 0 && cap < room->free ? cap : room->free;
     dsvi_dit_frozen_lend(room->weights, device, 0, false);

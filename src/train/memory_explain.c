@@ -7,6 +7,7 @@
 
 #include "base/memory_limit.h"
 #include "base/offload.h"
+#include "device/device_limit.h"
 #include "train/memory_plan.h"
 
 enum { CLASSES_NAMED = 3, LINE = 512 };
@@ -207,8 +208,7 @@ static void name_buckets(const DsviTrainer *t, size_t free_bytes, char words[LIN
 DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
 {
     DsviDevice *device = t->backend->device;
-    size_t used = device->memory_used(device), limit = (size_t)dsvi_memory_limit(t->settings);
-    size_t free_bytes = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    size_t limit = (size_t)dsvi_memory_limit(t->settings), free_bytes = dsvi_device_free_bytes(device);
     bool limited = limit > 0 && limit <= free_bytes;
     char largest[LINE], fit[LINE], buckets[LINE], room[LINE], with[LINE] = "", missing[LINE] = "";
     if (limited)

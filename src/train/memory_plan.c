@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/memory_limit.h"
+#include "device/device_limit.h"
 #include "train/size_plans.h"
 #include "train/trainer_offload.h"
 #include "train/trainer_sizes.h"
@@ -439,8 +440,7 @@ static DsvStatus measure(Planner *p)
 static size_t device_limit(const DsviTrainer *t)
 {
     DsviDevice *device = t->backend->device;
-    size_t limit = (size_t)dsvi_memory_limit(t->settings), used = device->memory_used(device);
-    size_t left = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    size_t limit = (size_t)dsvi_memory_limit(t->settings), left = dsvi_device_free_bytes(device);
     if (limit > 0)
         return limit < device->memory_bytes ? limit : device->memory_bytes;
     return left > RESERVE ? left - RESERVE : left;

@@ -2,6 +2,7 @@
  * requests. */
 #include "base/threads.h"
 #include "cpu/cpu.h"
+#include "device/device_limit.h"
 #include "test.h"
 
 static void test_names(void **state)
@@ -196,12 +197,52 @@ static void test_products_do_not_depend_on_cache(void **state)
     dsvi_cpu_close(&backend);
 }
 
+static size_t used, available; /* bytes, of the device and of the host of test_free_bytes */
+
+static size_t used_bytes(DsviDevice *device)
+{
+    (void)device;
+    return used;
+}
+
+static size_t available_bytes(DsviDevice *device)
+{
+    (void)device;
+    return available;
+}
+
+/* On a CPU what other programs use is not free; 0 available: unknown. */
+static void test_free_bytes(void **state)
+{
+    static const struct {
+        DsviDeviceKind kind;
+        size_t used, available, free;
+    } CASES[] = {
+        {DSVI_DEVICE_CPU, 10, 50, 50}, {DSVI_DEVICE_CPU, 10, 95, 90},  {DSVI_DEVICE_CPU, 10, 0, 90},
+        {DSVI_DEVICE_CPU, 120, 50, 0}, {DSVI_DEVICE_CUDA, 10, 50, 90}, {DSVI_DEVICE_CUDA, 120, 50, 0},
+    };
+    DsviDevice device = {.memory_bytes = 100, .memory_used = used_bytes, .host_available = available_bytes};
+    DsviBackend backend;
+    (void)state;
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        device.kind = CASES[i].kind;
+        used = CASES[i].used;
+        available = CASES[i].available;
+        assert_int_equal(dsvi_device_free_bytes(&device), CASES[i].free);
+    }
+    assert_ok(dsvi_cpu_open("base", 1, &backend));
+    size_t room = dsvi_device_free_bytes(backend.device);
+    assert_true(room > 0 && room < backend.device->memory_bytes);
+    dsvi_cpu_close(&backend);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),    cmocka_unit_test(test_chosen_variants),
-        cmocka_unit_test(test_memory),   cmocka_unit_test(test_limit),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_products_do_not_depend_on_cache),
+        cmocka_unit_test(test_names),      cmocka_unit_test(test_chosen_variants),
+        cmocka_unit_test(test_memory),     cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_refusals),   cmocka_unit_test(test_products_do_not_depend_on_cache),
+        cmocka_unit_test(test_free_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

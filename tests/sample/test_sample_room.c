@@ -53,6 +53,7 @@ static void open_room(Room *r, const char *preset)
     assert_ok(dsvi_cpu_open("base", 1, &r->backend));
     assert_ok(dsvi_dit_frozen_create(&r->table, DSVI_BF16, &r->weights));
     DsviDevice *device = r->backend.device;
+    device->kind = DSVI_DEVICE_CUDA; /* a CPU has no more memory than its host */
     device->host_available = host_available;
     device->memory_used = nothing_used;
     device->memory_bytes = (size_t)80 << 30;

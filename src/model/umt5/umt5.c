@@ -17,6 +17,7 @@
 
 #include "base/arena.h"
 #include "device/carve.h"
+#include "device/device_limit.h"
 #include "model/umt5/umt5_internal.h"
 
 enum { BUFFERS = 2, FULL_SPEED_ROWS = 4096 };
@@ -136,12 +137,9 @@ uint64_t dsvi_umt5_plan(const DsviUmt5Config *config, const DsviUmt5Options *opt
 /* Decides whether the layers are streamed. */
 static DsvStatus umt5_choose(DsviUmt5 *e)
 {
-    const DsviDevice *device = e->backend->device;
     uint64_t limit = e->options.memory_bytes;
-    if (limit == 0) {
-        size_t used = device->memory_used(e->backend->device);
-        limit = used < device->memory_bytes ? (device->memory_bytes - used) / 4 * 3 : 0;
-    }
+    if (limit == 0)
+        limit = dsvi_device_free_bytes(e->backend->device) / 4 * 3;
     if (umt5_set_sizes(e, false) <= limit || umt5_set_sizes(e, true) <= limit)
         return DSV_OK;
     return DSVI_FAIL(DSV_E_NO_MEMORY,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "device/device_limit.h"
 #include "model/vae/vae_layout.h"
 
 struct DsviVae {
@@ -89,8 +90,8 @@ static double gib(uint64_t bytes)
 /* Bytes that are free on the device, at least 1. */
 static uint64_t device_room(DsviDevice *device)
 {
-    size_t used = device->memory_used(device);
-    return device->memory_bytes > used ? device->memory_bytes - used : 1;
+    size_t room = dsvi_device_free_bytes(device);
+    return room > 0 ? room : 1;
 }
 
 /* Makes the layout for a call. The caller frees it, also after failure. If the options set no limit and the
