@@ -34,6 +34,7 @@ DsvStatus dsvi_wan_settings(const DsviWanFolder *folder, DsvConfig *settings)
         DSVI_TRY(dsvi_wan_folder_require(folder, DSVI_WAN_SCHEDULER));
     if (path[0])
         DSVI_TRY(dsvi_scheduler_config_read(path, &scheduler));
+    snprintf(settings->device, sizeof settings->device, "auto");
     snprintf(settings->sampler, sizeof settings->sampler, "%s", scheduler.sampler);
     settings->flow_shift = scheduler.flow_shift;
     settings->height = 480;

@@ -80,6 +80,7 @@ static void case_options(const char *model, const Case *c, DsvConfig *settings)
     assert_int_equal(settings->height,
                      480); /* options that the case does not set are those of Wan pipelines */
     assert_int_equal(settings->num_inference_steps, 50);
+    assert_string_equal(settings->device, "auto");
     settings->height = c->height;
     settings->width = c->width;
     settings->num_frames = c->frames;
