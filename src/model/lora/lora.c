@@ -349,7 +349,7 @@ DsvStatus dsvi_lora_write(const DsviLora *lora, DsviLoraForm form, const char *p
         DSVI_TRY_GOTO(status, append_layer(&out, &lora->layers[i], form), done);
     status = dsvi_safetensors_replace(path, out.tensors, out.count, NULL, 0);
 done:
-    for (size_t i = 0; out.owned && i < out.count; i++)
+    for (size_t i = 0; out.owned && i < room; i++) /* also of a tensor that was refused */
         free(out.owned[i]);
     free(out.tensors);
     free(out.names);
