@@ -154,8 +154,8 @@ static void name_settings(const DsvConfig *run, const DsvConfig *settings, bool 
 static bool host_has_room(const DsviTrainer *t, size_t more)
 {
     uint64_t wanted = t->here.sum + (uint64_t)t->here.ranks * more;
-    return wanted <= t->backend->device->host_bytes &&
-           (t->host_available == 0 || wanted <= t->host_available);
+    uint64_t all = t->backend->device->host_bytes; /* 0: unknown, as host_available */
+    return (all == 0 || wanted <= all) && (t->host_available == 0 || wanted <= t->host_available);
 }
 
 /* Writes options with which the run would fit into `words`, or "" if none of the options tried is enough.

@@ -358,6 +358,10 @@ static void test_memory_of_cards(void **state)
     full_14b(&config);
     assert_fails(DSV_E_NO_MEMORY, "GiB of device memory, of 22.9 there are 22.9 free: ",
                  dsv_train_preview_card("rtx4090", &config, listen, &(Said){0}));
+    /* The host of a card is not known, so what helps by waiting there is named. */
+    assert_ok(dsv_config_set(&config, "model.preset=wan1.3b"));
+    assert_fails(DSV_E_NO_MEMORY, "offload=states",
+                 dsv_train_preview_card("rtx3090", &config, listen, &(Said){0}));
     assert_fails(
         DSV_E_USAGE,
         "rtx 4090 is no card that dsv knows, expected one of rtx3090, rtx4090, rtx5090, l40s, a100-40, "
