@@ -29,7 +29,7 @@ static const Card CARD[] = {
      .title = "NVIDIA H200",
      .memory_gib = 139.7,
      .measured = true,
-     .speeds = {.flops = 7.2e14, .memory = 2.5e12, .link = 5.4e10, .update = 1.6e11}},
+     .speeds = {.flops = 7.2e14, .memory = 2.5e12, .link = 5.4e10, .update = 1.45e11}},
     {.name = "b200", .title = "NVIDIA B200", .memory_gib = 178.3},
 };
 enum { CARDS = sizeof CARD / sizeof *CARD };

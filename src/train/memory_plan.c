@@ -143,7 +143,8 @@ static double exposed_copies(const Planner *p, const Row *row, const DsviSizePla
     if (row->waiting != WEIGHTS)
         return 0;
     if (row->level > 0) {
-        double weights = (double)(level_of(p, row, row->level)->moved - level_of(p, row, 0)->moved);
+        double weights = fmax(0, (double)level_of(p, row, row->level)->moved -
+                                     (double)level_of(p, row, 0)->moved);
         double one = weights / link / level * (row->end == SETS ? 2 : 1), apart = layers / level;
         exposed = level * (fmax(0, one - forward * apart) + fmax(0, one - backward * apart));
     }
