@@ -44,7 +44,7 @@ static const char text[] =
 
 static DsvStatus forward_read_config(const CliArgs *args, DsvConfig *config)
 {
-    static const char *const exact[] = {"sparse.enabled=false", "mixed_precision=no"};
+    static const char *const exact[] = {"device=cpu", "sparse.enabled=false", "mixed_precision=no"};
     bool of_run;
     dsv_config_defaults(config);
     DsvStatus status = dsv_config_of_run(args->path[0], config, &of_run);

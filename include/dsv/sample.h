@@ -94,8 +94,8 @@ DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *
                      const DsvConfig *config, const DsvEvents *events);
 
 /** Loads the options that belong to a model over `config`: those that a run or checkpoint was trained with,
- * or for a published Wan model size, frames, steps and guidance of the published pipelines, and sampler and
- * flow_shift of its scheduler_config.json.
+ * or for a published Wan model device=auto, size, frames, steps and guidance of the published pipelines, and
+ * sampler and flow_shift of its scheduler_config.json.
  * @param path   a model path as for dsv_sample_clips()
  * @param config changed if options are found; model.vae, model.text_encoder and model.tokenizer are read
  * @param found  set to whether options belong to `path`
