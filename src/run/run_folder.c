@@ -60,7 +60,11 @@ static DsvStatus check_for_sign(void *context, const char *name)
 static DsvStatus find_sign(const char *root, Sign *sign)
 {
     *sign = (Sign){.root = root};
-    return dsvi_path_is_folder(root) ? dsvi_folder_list(root, check_for_sign, sign) : DSV_OK;
+    if (!dsvi_path_exists(root))
+        return DSV_OK;
+    if (!dsvi_path_is_folder(root))
+        return DSVI_FAIL(DSV_E_USAGE, "output_dir=%s is a file, expected a folder or a new name", root);
+    return dsvi_folder_list(root, check_for_sign, sign);
 }
 
 static DsvStatus find_latest(DsviRunFolder *folder, DsviSparseLog *log, void *log_context)

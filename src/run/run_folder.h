@@ -49,10 +49,10 @@ typedef struct DsviRunFolder {
 DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsviSparseLog *log, DsviSparseLog *warn,
                                void *log_context, DsviRunFolder *folder);
 
-/* Checks before data is prepared, which can take hours, that settings->output_dir can be opened for a new run
- * or for the checkpoint that is named. Changes nothing. A checkpoint that `latest` finds is not checked: this
- * would read its files a second time. Returns what dsvi_run_folder_open and dsvi_checkpoint_check_options
- * return. */
+/* Checks before data is prepared, which can take hours, that settings->output_dir is a folder or a new name
+ * and holds no other run, or that it holds the checkpoint that is named, whose options are checked. Changes
+ * nothing: locks and permissions are left to dsvi_run_folder_open. A checkpoint that `latest` finds is not
+ * checked: this would read its files a second time. */
 DsvStatus dsvi_run_folder_check(const DsvConfig *settings);
 
 /* Prepares the folder for a run that has done `step` steps. Call after options, data and checkpoint were
