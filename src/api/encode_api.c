@@ -326,9 +326,10 @@ static DsvStatus write_list(const Encoding *e)
     int64_t shorter = dsvi_encode_clips_shorter(&e->clips, &first);
     if (shorter > 0) {
         snprintf(line, sizeof line,
-                 "%lld clips are shorter than %lld frames, the first: %s: their last frame is repeated; with "
-                 "data.buckets they are trained at their length",
-                 (long long)shorter, (long long)e->settings->num_frames, first);
+                 "%lld clip%s shorter than %lld frames, the first: %s: the last frame is repeated; with "
+                 "data.buckets a clip is trained at the nearest shorter length",
+                 (long long)shorter, shorter == 1 ? " is" : "s are", (long long)e->settings->num_frames,
+                 first);
         encode_log(e, DSV_LOG_WARNING, line);
     }
     if (files->found > 0) {

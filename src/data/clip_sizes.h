@@ -49,10 +49,10 @@ int64_t dsvi_clip_sizes_choose(const DsviClipSizes *sizes, const char *path, con
 
 /* Returns the size that data.buckets=auto gives a clip: the largest with at most `tokens_max` tokens, the
  * frames of `limit` and the pixels of a frame of `limit` that is not larger than the clip. Frames are 1, 1 +
- * s, 1 + 2 s or 1 + 4 k s with the frame step s. The ratio of width to height is one of seven from 1:2 to 2:1
- * with equal quotients, of which the nearest to the ratio of `limit` and to its reciprocal take these. The
- * frames are the most that the clip has; height and width are then scaled down by quotients of sqrt(2) until
- * they fit. frames is 0 if no size fits. */
+ * s, 1 + 2 s or 1 + 4 k s with the frame step s. The ratio of width to height is one of seven, 2^(k/3) for k
+ * from -3 to 3; the one nearest to the ratio of `limit` is replaced by that ratio, and the one nearest to its
+ * reciprocal by the reciprocal. The frames are the most that the clip has; height and width are then scaled
+ * down by quotients of sqrt(2) until they fit. frames is 0 if no size fits. */
 DsviClipSize dsvi_clip_size_auto(const DsviClipInfo *info, int64_t frames, const DsviClipSteps *steps,
                                  const DsviClipSize *limit, int64_t tokens_max);
 

@@ -133,8 +133,8 @@ static DsvStatus nothing_readable(const DsviDataset *dataset, int64_t tries, con
 {
     const char *advice = dataset->latents ? "; delete such files and encode the clips again" : "";
     if (dataset->latents && tries < DSVI_DATASET_TRIES_MAX)
-        return DSVI_FAIL(DSV_E_NOT_FOUND, "none of the %lld windows of a size can be read, the last: %s%s",
-                         (long long)tries, last, advice);
+        return DSVI_FAIL(DSV_E_NOT_FOUND, "none of the %lld windows%s can be read, the last: %s%s",
+                         (long long)tries, dataset->order ? " of the sample's size" : "", last, advice);
     return DSVI_FAIL(DSV_E_NOT_FOUND, "%lld windows in a row cannot be read, the last: %s%s",
                      (long long)tries, last, advice);
 }

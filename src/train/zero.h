@@ -167,8 +167,8 @@ void dsvi_zero_free(DsviZero *zero); /* accepts a zeroed struct */
  * Otherwise returns NULL, and dsvi_zero_carve takes the memory. */
 const int64_t *dsvi_zero_grad_begin(const DsviZero *zero);
 
-/* Lets the CPU update what waits in host memory, or the device. Call before the next two functions. The CPU
- * needs dsvi_zero_can_update_on_host. */
+/* Lets the CPU update what waits in host memory, or the device. Call before dsvi_zero_host_state and
+ * dsvi_zero_lend. The CPU needs dsvi_zero_can_update_on_host. */
 void dsvi_zero_update_on_host(DsviZero *zero, bool host);
 /* Returns whether the CPU can do the update: AdamW, with master weights that are not the compute weights. */
 bool dsvi_zero_can_update_on_host(const DsviZero *zero);

@@ -11,12 +11,12 @@
  * With offload=weights blocks need no slots: the backward pass has sent their gradients to host memory, and
  * their compute weights wait there.
  *
- * A backward pass that updates (zero.h) gives the device the work of block b, then updates bucket b + 1 on
- * the CPU while the device computes block b:
+ * A backward pass that updates (zero.h) gives the device the work of a bucket, then updates the bucket before
+ * it in the pass, whose gradients are complete, on the CPU while the device computes:
  *
- *     compute     | block 3 | block 2 | block 1 |
- *     downloads             | grads 3 | grads 2 |
- *     CPU                     |update 3|update 2|
+ *     compute     | bucket 3 | bucket 2 | bucket 1 |
+ *     downloads              | grads 3  | grads 2  |
+ *     CPU                     | update 3 | update 2|
  *
  * adamw has the same bits on the CPU and on the device (ops/optim.h), so the place of the update changes
  * none.
@@ -42,24 +42,14 @@ bool dsvi_zero_on_host(const DsviZero *z, int64_t bucket)
 
 /* ---- memory ---- */
 
-static size_t grad_bytes(const DsviZero *z, int64_t bucket)
-{
-    return (size_t)dsvi_shard_count(&z->shard, bucket) * sizeof(float);
-}
-
-static size_t weight_bytes(const DsviZero *z, int64_t bucket)
-{
-    return (size_t)dsvi_shard_count(&z->compute_shard, bucket);
-}
-
 void dsvi_zero_carve_host_slots(DsviZero *z, DsviArena *arena)
 {
     size_t grads = 0, weights = 0;
     for (int64_t b = 0; b < z->hosted; b++) {
-        if (!dsvi_zero_grads_wait(z, b) && grad_bytes(z, b) > grads)
-            grads = grad_bytes(z, b);
-        if (!dsvi_zero_weights_wait(z, b) && weight_bytes(z, b) > weights)
-            weights = weight_bytes(z, b);
+        if (!dsvi_zero_grads_wait(z, b) && dsvi_zero_grad_bytes(z, b) > grads)
+            grads = dsvi_zero_grad_bytes(z, b);
+        if (!dsvi_zero_weights_wait(z, b) && dsvi_zero_weight_bytes(z, b) > weights)
+            weights = dsvi_zero_weight_bytes(z, b);
     }
     for (int i = 0; i < DSVI_HOST_SLOTS && z->host_update; i++) {
         z->host_grad_slot[i] = dsvi_arena_take(arena, DSVI_MEM_GRADIENTS, grads);
@@ -88,7 +78,7 @@ DsvStatus dsvi_zero_fetch_grads(const DsviZero *z, int64_t bucket)
     if (!z->grads_sent || !dsvi_zero_grads_wait(z, bucket)) {
         DSVI_TRY(device->follow(device->downloads, device->stream));
         DSVI_TRY(device->download(device->downloads, dsvi_zero_host_grad(z, bucket),
-                                  dsvi_zero_local_grad(z, bucket), grad_bytes(z, bucket)));
+                                  dsvi_zero_local_grad(z, bucket), dsvi_zero_grad_bytes(z, bucket)));
     }
     return device->flag(device->downloads);
 }
@@ -119,7 +109,7 @@ DsvStatus dsvi_zero_host_leave(const DsviZero *z, int64_t bucket)
     if (dsvi_zero_weights_wait(z, bucket))
         return DSV_OK;
     DSVI_TRY(device->upload(uploads, dsvi_zero_local_weights(z, bucket), dsvi_zero_host_weights(z, bucket),
-                            weight_bytes(z, bucket)));
+                            dsvi_zero_weight_bytes(z, bucket)));
     return z->updates_in_pass ? DSV_OK : device->follow(device->stream, uploads);
 }
 

@@ -108,6 +108,9 @@ void dsvi_zero_lend_none(DsviZero *zero);
 bool dsvi_zero_lends(const DsviZero *zero);
 /* Returns whether compute weights, or gradients, of the bucket wait in host memory. */
 bool dsvi_zero_weights_wait(const DsviZero *zero, int64_t bucket);
+/* Bytes of this rank's shard of a bucket: of its F32 gradients, and of its compute weights. */
+size_t dsvi_zero_grad_bytes(const DsviZero *zero, int64_t bucket);
+size_t dsvi_zero_weight_bytes(const DsviZero *zero, int64_t bucket);
 bool dsvi_zero_grads_wait(const DsviZero *zero, int64_t bucket);
 /* Return where compute weights, and gradients, of a bucket wait. */
 unsigned char *dsvi_zero_waiting_weights(const DsviZero *zero, int64_t bucket);

@@ -133,12 +133,12 @@ unsigned char *dsvi_zero_weight_slot(const DsviZero *z, int64_t bucket)
     return z->weight_slot[number_of(z, bucket) % DSVI_STATE_SLOTS];
 }
 
-static size_t weight_bytes(const DsviZero *z, int64_t bucket)
+size_t dsvi_zero_weight_bytes(const DsviZero *z, int64_t bucket)
 {
     return (size_t)dsvi_shard_count(&z->compute_shard, bucket);
 }
 
-static size_t grad_bytes(const DsviZero *z, int64_t bucket)
+size_t dsvi_zero_grad_bytes(const DsviZero *z, int64_t bucket)
 {
     return (size_t)dsvi_shard_count(&z->shard, bucket) * sizeof(float);
 }
@@ -164,8 +164,8 @@ void dsvi_zero_carve_lend_slots(DsviZero *z, DsviArena *arena)
     bool apart = z->updates_in_pass || z->host_update;
     size_t weights = 0, grads = 0;
     for (int64_t b = 1; b <= dsvi_zero_blocks(z); b++) {
-        weights = weight_bytes(z, b) > weights ? weight_bytes(z, b) : weights;
-        grads = grad_bytes(z, b) > grads ? grad_bytes(z, b) : grads;
+        weights = dsvi_zero_weight_bytes(z, b) > weights ? dsvi_zero_weight_bytes(z, b) : weights;
+        grads = dsvi_zero_grad_bytes(z, b) > grads ? dsvi_zero_grad_bytes(z, b) : grads;
     }
     if (z->updates_in_pass)
         grads = (size_t)dsvi_shard_largest_bucket(&z->shard) * sizeof(float);
@@ -204,7 +204,7 @@ float *dsvi_zero_waiting_grads(const DsviZero *z, int64_t bucket)
 static DsviLentSource lent_weights(const void *owner, int64_t block)
 {
     const DsviZero *z = owner;
-    return (DsviLentSource){dsvi_zero_waiting_weights(z, block + 1), weight_bytes(z, block + 1)};
+    return (DsviLentSource){dsvi_zero_waiting_weights(z, block + 1), dsvi_zero_weight_bytes(z, block + 1)};
 }
 
 DsvStatus dsvi_zero_lend_acquire(DsviZero *z, DsviDitPass pass, int64_t bucket, unsigned char **weights)
@@ -222,7 +222,7 @@ DsvStatus dsvi_zero_send_grads(DsviZero *z, int64_t bucket)
     DSVI_TRY(device->follow(device->downloads, device->stream));
     z->grads_sent = true;
     DSVI_TRY(device->download(device->downloads, dsvi_zero_waiting_grads(z, bucket),
-                              dsvi_zero_local_grad(z, bucket), grad_bytes(z, bucket)));
+                              dsvi_zero_local_grad(z, bucket), dsvi_zero_grad_bytes(z, bucket)));
     return bucket == 1 ? device->follow(device->uploads, device->downloads) : DSV_OK;
 }
 
@@ -234,7 +234,7 @@ DsvStatus dsvi_zero_upload_grads(const DsviZero *z, int64_t bucket)
     if (!z->grads_sent || !dsvi_zero_grads_wait(z, bucket))
         return DSV_OK;
     return device->upload(device->uploads, dsvi_zero_local_grad(z, bucket),
-                          dsvi_zero_waiting_grads(z, bucket), grad_bytes(z, bucket));
+                          dsvi_zero_waiting_grads(z, bucket), dsvi_zero_grad_bytes(z, bucket));
 }
 
 DsvStatus dsvi_zero_download_weights(const DsviZero *z, int64_t bucket)
@@ -243,7 +243,7 @@ DsvStatus dsvi_zero_download_weights(const DsviZero *z, int64_t bucket)
     if (!dsvi_zero_weights_wait(z, bucket))
         return DSV_OK;
     return device->download(device->downloads, dsvi_zero_waiting_weights(z, bucket),
-                            dsvi_zero_weight_slot(z, bucket), weight_bytes(z, bucket));
+                            dsvi_zero_weight_slot(z, bucket), dsvi_zero_weight_bytes(z, bucket));
 }
 
 void dsvi_zero_lend_end(DsviZero *z)
