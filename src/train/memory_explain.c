@@ -174,7 +174,8 @@ static void find_fit(const DsviTrainer *t, size_t free_bytes, char words[LINE])
     for (int tried = 0; tried < 2 * WAYS && !fits; tried++) {
         DsvConfig settings = best;
         apply_way(t, &settings, tried % WAYS);
-        if (memcmp(&settings, &best, sizeof best) == 0)
+        /* Equal settings need no plan. Padding that differs would cost a plan, no more. */
+        if (memcmp((const void *)&settings, (const void *)&best, sizeof best) == 0)
             continue;
         if (dsvi_trainer_plan(t, &settings, &plan, &host) != DSV_OK || plan.used >= needed ||
             (host.used > host_now.used && !host_has_room(t, host.used - host_now.used)))
