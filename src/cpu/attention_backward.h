@@ -187,7 +187,8 @@ static inline void dsvi_backward_scores(const DsviBackwardPass *pass)
                               .ldc = tile,
                               .factor = (float)args->scale,
                               .add = false,
-                              .pairs = t->pairs};
+                              .pairs = t->pairs,
+                              .piece = 0};
     DsviTileProduct dp = scores;
     dp.a = s->v;
     dp.b = pass->q->doutt;
@@ -230,7 +231,8 @@ static inline void dsvi_backward_gradients(const DsviBackwardPass *pass)
                           .ldc = row,
                           .factor = 1,
                           .add = false,
-                          .pairs = t->pairs};
+                          .pairs = t->pairs,
+                          .piece = 0};
     DsviTileProduct dk = dv;
     dk.a = s->ds;
     dk.b = q->qx;
@@ -247,7 +249,8 @@ static inline void dsvi_backward_gradients(const DsviBackwardPass *pass)
                           .ldc = tile,
                           .factor = 1,
                           .add = true,
-                          .pairs = t->pairs};
+                          .pairs = t->pairs,
+                          .piece = 0};
     if (t->pairs)
         dsvi_differentiate_pairs(s, q, pass->count, width, tile);
     else

@@ -160,7 +160,8 @@ static inline void dsvi_forward_keys(const DsviForward *f, const DsviForwardScra
                                    .ldc = t->tile_width,
                                    .factor = (float)args->scale,
                                    .add = false,
-                                   .pairs = t->pairs};
+                                   .pairs = t->pairs,
+                                   .piece = 0};
     dsvi_tile_product(&score);
     if (f->bias)
         dsvi_forward_bias(f, s, h, first, keys[0], count, width);
@@ -180,7 +181,8 @@ static inline void dsvi_forward_keys(const DsviForward *f, const DsviForwardScra
                                    .ldc = t->tile_width,
                                    .factor = 1,
                                    .add = true,
-                                   .pairs = t->pairs};
+                                   .pairs = t->pairs,
+                                   .piece = 0};
     dsvi_tile_product(&weigh);
 }
 

@@ -63,7 +63,8 @@ static inline void dsvi_samples_score(const DsviSampledHead *k, const DsviSample
                                .ldc = DSVI_SAMPLES,
                                .factor = (float)args->factor,
                                .add = false,
-                               .pairs = false};
+                               .pairs = false,
+                               .piece = 0};
     for (int64_t j = 0; j < count; j++)
         dsvi_row_load(k->dtype, k->rows->data, dsvi_heads_at(k->rows, k->b, args->first + j, k->h), k->dim,
                       width, args->keys + j * width);

@@ -29,11 +29,11 @@ typedef struct DsviTileProduct {
     int64_t ldb;
     float *c;
     int64_t ldc;
-    int64_t piece; /* 0, or C is the sum of sums over so many words of k, which rounds less than one long sum;
-                    * then neither `add` nor `pairs` */
-    float factor;  /* multiplies the sum, with its own rounding; must be 1 if `add` */
+    float factor; /* multiplies the sum, with its own rounding; must be 1 if `add` */
     bool add;
     bool pairs;
+    int64_t piece; /* 0, or C is the sum of sums over so many words of k, which rounds less than one long sum;
+                    * then neither `add` nor `pairs` */
 } DsviTileProduct;
 
 /* The functions below compute a block of DSVI_TILE_ROWS rows and `vectors` vectors of C. They are inlined
