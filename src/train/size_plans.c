@@ -117,9 +117,9 @@ static DsviChain make_chain(const DsviTrainer *t, const DsviSizePlansArgs *args,
     };
 }
 
-/* Finds the plans of each set. The memory of a pass beside them is measured with plans that keep the same of
- * every block, which the first three sets are: those are laid out. `block` and `kept` (num_layers) are memory
- * for the search. */
+/* Finds the plans of each set. What a pass needs beside kept activations is measured by laying out the first
+ * three sets, in which all blocks keep the same. `block` and `kept` (num_layers) are memory for the search.
+ */
 static DsvStatus find_plans(DsviTrainer *t, const DsviSizePlansArgs *args, DsviChainBlock *block,
                             DsviDitKept *kept, DsviSizePlans *out)
 {

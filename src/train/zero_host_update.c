@@ -71,7 +71,8 @@ unsigned char *dsvi_zero_host_weights(const DsviZero *z, int64_t bucket)
 
 /* ---- gradients ---- */
 
-/* The flag is behind this download and before the next one. */
+/* Records the stream's flag after the download, so that dsvi_zero_await_grads does not wait for later ones.
+ */
 DsvStatus dsvi_zero_fetch_grads(const DsviZero *z, int64_t bucket)
 {
     DsviDevice *device = z->backend->device;
@@ -90,8 +91,9 @@ DsvStatus dsvi_zero_await_grads(const DsviZero *z)
 
 /* ---- weights ---- */
 
-/* The flag that is awaited is behind all uploads but those since the visit before, which use the other slot.
- * The device may still read the old weights. */
+/* Waits for the uploads that were enqueued before the last call, which read the slot that the CPU writes
+ * next; later uploads read the other slot. New uploads wait for the device, which may still read the old
+ * weights. */
 DsvStatus dsvi_zero_host_enter(const DsviZero *z)
 {
     DsviDevice *device = z->backend->device;

@@ -330,8 +330,8 @@ static bool says(const Said *said, const char *words)
     return false;
 }
 
-/* Of cards the memory is known, and the speeds of those that were measured: of others no time is given. A
- * card only stands for the device: the settings of the run remain. */
+/* The memory of every card is known. Times are given only for cards whose speeds were measured. A card takes
+ * the place of the device and leaves the options of the run as they are. */
 static void test_memory_of_cards(void **state)
 {
     static const char *const NAMES[] = {"rtx3090", "rtx4090", "rtx5090", "l40s", "a100-40",

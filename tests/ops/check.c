@@ -343,8 +343,8 @@ void check_keep_results(void)
     kept_file = fileno(file);
 }
 
-/* Reads (or writes, if `write` is true) `bytes` bytes at the process's place in the file, and moves this
- * place behind them. Returns false at the end of the file. */
+/* Reads (or writes, if `write` is true) `bytes` bytes at the process's offset in the file, and adds them to
+ * the offset. Returns false at the end of the file. */
 static bool kept_move(bool write, void *memory, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
