@@ -96,11 +96,8 @@ DsvStatus dsvi_backend_open_number(const DsvConfig *config, int64_t number, Dsvi
         .record = dsvi_status_record,
     };
     DSVI_TRY(plugin->open(&args, backend));
-    /* Whatever config->isa says: `ref` would compute with other bits than the GPU (ops/optim.h). */
-    DsvStatus status = dsvi_cpu_fill_host("auto", &backend->host_ops);
-    if (status != DSV_OK)
-        dsvi_backend_close(backend);
-    return status;
+    dsvi_cpu_fill_host(&backend->host_ops);
+    return DSV_OK;
 }
 
 DsvStatus dsvi_backend_open(const DsvConfig *config, DsviBackend *backend)

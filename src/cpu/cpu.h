@@ -27,8 +27,9 @@ const char *dsvi_isa_name(DsviIsa isa);
  * level; a level that the machine lacks fails with DSV_E_UNSUPPORTED. `threads` 0 starts one thread per
  * usable core. */
 DsvStatus dsvi_cpu_open(const char *isa, int threads, DsviBackend *backend);
-/* Fills a table of operations for arrays in host memory, beside another device (DsviBackend.host_ops). */
-DsvStatus dsvi_cpu_fill_host(const char *isa, DsviOps *ops);
+/* Fills a table of operations for arrays in host memory, beside another device (DsviBackend.host_ops), with
+ * the fastest variants of this CPU. */
+void dsvi_cpu_fill_host(DsviOps *ops);
 void dsvi_cpu_close(DsviBackend *backend);
 
 #ifdef __cplusplus

@@ -66,13 +66,10 @@ DsvStatus dsvi_cpu_open(const char *isa_name, int threads, DsviBackend *backend)
     return DSV_OK;
 }
 
-DsvStatus dsvi_cpu_fill_host(const char *isa_name, DsviOps *ops)
+void dsvi_cpu_fill_host(DsviOps *ops)
 {
-    DsviIsa isa;
-    DSVI_TRY(isa_of(isa_name, &isa));
     dsvi_ops_fill_ref(ops);
-    fill_levels(isa, ops);
-    return DSV_OK;
+    fill_levels(dsvi_isa_best(), ops);
 }
 
 void dsvi_cpu_close(DsviBackend *backend)
