@@ -1,7 +1,9 @@
 /* test_plugin [CASE]: opens device=cuda with the fake libdsv_cuda.so of that case, which ctest puts first on
  * LD_LIBRARY_PATH (CMakeLists.txt of this folder), and checks the handshake of ops/plugin.h. The cases auto_*
- * open device=auto beside a fake driver. */
+ * open device=auto beside a fake driver. With the plugin `opens`, one rank of three opens another kind of
+ * device. */
 #include "backend/backend.h"
+#include "dist/local_ranks.h"
 #include "dsv/config.h"
 #include "ops/plugin.h"
 #include "test.h"
@@ -45,6 +47,32 @@ static void test_handshake(void **state)
     dsvi_backend_close(&backend);
 }
 
+/* Opens the CPU on rank 1 and the plugin's GPU on the others. */
+static DsvStatus open_unlike(DsviComm *comm, void *context)
+{
+    DsvConfig config;
+    DsviBackend backend;
+    (void)context;
+    dsv_config_defaults(&config);
+    DSVI_TRY(dsv_config_set(&config, dsvi_comm_rank(comm) == 1 ? "device=cpu" : "device=cuda"));
+    DSVI_TRY(dsvi_backend_open_rank(&config, comm, &backend));
+    dsvi_backend_close(&backend);
+    return DSV_OK;
+}
+
+/* Ranks of one job must open the same kind of device. */
+static void test_unlike_ranks(void **state)
+{
+    RankOutcome outcome[3];
+    (void)state;
+    run_ranks(3, 30, open_unlike, NULL, outcome);
+    assert_int_equal(outcome[0].status, DSV_OK);
+    assert_int_equal(outcome[1].status, DSV_E_USAGE);
+    assert_int_equal(outcome[2].status, DSV_OK);
+    assert_non_null(strstr(outcome[1].sentence, "device=cpu: this rank would compute on the CPU and rank 0 "
+                                                "on a GPU, expected one kind of device for all ranks"));
+}
+
 static void test_auto(void **state)
 {
     DsvConfig config;
@@ -67,8 +95,11 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest handshake[] = {cmocka_unit_test(test_handshake)};
     const struct CMUnitTest automatic[] = {cmocka_unit_test(test_auto)};
+    const struct CMUnitTest unlike[] = {cmocka_unit_test(test_unlike_ranks)};
     if (argc > 1)
         test_case = argv[1];
+    if (strcmp(test_case, "opens") == 0)
+        return cmocka_run_group_tests(unlike, NULL, NULL);
     return strncmp(test_case, "auto_", 5) == 0 ? cmocka_run_group_tests(automatic, NULL, NULL)
                                                : cmocka_run_group_tests(handshake, NULL, NULL);
 }
