@@ -104,10 +104,10 @@ def tail_variants():
                "near": ["sparse.explore_kind=neighbours", "sparse.explore=0.2"],
                "cube-chunk4": cube + chunk4, "cube-grain4": [*cube, "sparse.grain=4"],
                "cube-grain8": cube + grain8, "cube-grain8-chunk4": cube + grain8 + chunk4}
-    table["lists2-query64"] = lists(2, *query(64))
-    table["lists10-query64"] = lists(10, *query(64))
-    table["lists20-query64"] = lists(20, *query(64))
-    for name in ("lists2-query64", "lists5", "lists5-query64", "lists10", "lists10-query64", "lists20"):
+    for percent in (2, 2.5, 10, 12.5, 20, 25):
+        table[f"lists{percent}-query64"] = lists(percent, *query(64))
+    for name in ("lists2-query64", "lists2.5-query64", "lists5", "lists5-query64", "lists10", "lists10-query64",
+                 "lists12.5-query64", "lists20", "lists25-query64"):
         for change, options in changes.items():
             table[f"{name}-{change}"] = table[name] + options
     table["blocks20"] = lists(20, *BLOCKS)

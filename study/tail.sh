@@ -10,6 +10,8 @@
 #     7m-cube  the same model: rules that combine the parts that help
 #     100m     more than 100 million parameters, 4,096 tokens
 #     100m-16k a model of as many parameters with heads of 128, 16,384 tokens: the rule that learns best
+#     7m-wsd, 100m-wsd, 100m-16k-wsd   the same models with a learning rate that stays constant until the dense
+#              finish begins and then falls to 0 (lr_scheduler=wsd); lists of 2.5 to 25 % of the keys
 #     cpu      a tiny model on the CPU: shows that everything works
 # The clips are made by moving_shapes.py, so many that few windows are met twice. The same command continues a
 # stopped part as long as OUT is there. tail_table.py makes tables from the archives of several calls.
@@ -40,12 +42,18 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
         lists2-query64-cube-grain8 lists20-cube-grain8 lists5-cube-grain8" ;;
 100m) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 early=
     alone=lists20 pairs="lists5-query64 lists5-query64-cube-grain8" ;;
-100m-16k) config=learn_large.yaml clips=160 steps=700 trunk=420 jobs=3 held=16
+100m-16k*) config=learn_large.yaml clips=160 steps=700 trunk=420 jobs=3 held=16
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
-    dense=dense pairs=lists5-query64-cube-grain8 early= ;;
+    dense=dense pairs=lists5-query64-cube-grain8 early=
+    [ $part = 100m-16k ] || pairs="$pairs lists2.5-query64-cube-grain8" ;;
+7m-wsd) clips=256 steps=3000 trunk=1800 dense=dense early=
+    pairs="lists5-query64-cube-grain8 lists12.5-query64-cube-grain8 lists25-query64-cube-grain8" ;;
+100m-wsd) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
+    alone=lists25-query64-cube-grain8 pairs="lists5-query64-cube-grain8 lists12.5-query64-cube-grain8" ;;
 cpu) use_cpu; steps=60 trunk=30 jobs=2 early=lists5-query64 ;;
-*) echo "tail.sh: PART is $part, expected pilot, 7m, 7m-rules, 7m-cube, 100m, 100m-16k or cpu" >&2; exit 2 ;;
+*) echo "tail.sh: PART is $part, it must be one of those that tail.sh lists" >&2; exit 2 ;;
 esac
+case $part in *-wsd) settings="$settings lr_scheduler=wsd lr_decay_steps=$((steps * 15 / 100))" ;; esac
 jobs=$((jobs * $(echo "${gpus:-0}" | tr , ' ' | wc -w)))
 names=$dense
 for name in $alone; do names=$names,$name; done

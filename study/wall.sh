@@ -5,6 +5,7 @@
 # OUT is a folder for clips and runs, SECONDS a limit of time, SEEDS numbers as in 0,1. PART names a model:
 #     7m       7 million parameters, the default
 #     100m     more than 100 million parameters with heads of 128, without a dense finish
+#     100m-once the same with lists from the first step on
 #     cpu      a tiny model on the CPU: shows that everything works
 # First a step of each kind is measured, one run at a time. Then runs of equal wall time (wall_plan.py) train,
 # all at a time. The same command continues a stopped part as long as OUT is there; it does not measure again.
@@ -19,7 +20,8 @@ case $part in
 7m) clips=160 held=32 steps=120 most=100000 size="--height 128 --width 512 --frames 93 --shapes 20"
     settings="height=128 width=128 train_batch_size=1 validation.clips=32"
     settings="$settings data.workers=4 data.cache_mb=3200" ;;
-100m) config=learn_large.yaml clips=160 held=16 steps=60 most=100000 time_seeds=0 variants=dense,lists
+100m*) config=learn_large.yaml clips=160 held=16 steps=60 most=100000 time_seeds=0 variants=dense,lists
+    [ $part = 100m ] || variants=dense,lists-at-once
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8" ;;
 cpu) use_cpu; steps=40 most=60 ;;
 *) echo "wall.sh: PART is $part, expected 7m, 100m or cpu" >&2; exit 2 ;;

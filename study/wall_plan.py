@@ -10,6 +10,7 @@ the runs whose losses are compared. All take the same time with a GPU alone:
     dense            steps of dense attention only
     lists            dense attention for a tenth of the steps, then lists of 5 % of the keys with query tails
     lists-dense-end  the same with dense attention in the last 15 % of the steps
+    lists-at-once    lists from the first step on
 
 Every run begins at step 0, and its learning rate falls to 0 over its own steps. The dense run gets as many
 steps, at most --most, as let N runs, those of all variants and seeds, finish in about S seconds on one GPU.
@@ -52,16 +53,16 @@ def train_plan(args):
     if steps < 1:
         raise SystemExit(f"wall_plan.py: {args.seconds:.0f} s are too short for a step of each run")
 
-    def equal(finish):
-        """Steps that take as long as the dense run, if dense attention ends the fraction `finish` of them."""
-        mean = WARMUP * times["warmup"] + finish * times["end"] + (1 - WARMUP - finish) * times["lists"]
-        return round(steps * times["dense"] / mean)
+    def lists(warmup, finish):
+        """A run over lists that takes as long as the dense run, if its attention is dense in the fractions
+        `warmup` and `finish` of its steps, at its beginning and end."""
+        mean = warmup * times["warmup"] + finish * times["end"] + (1 - warmup - finish) * times["lists"]
+        number = round(steps * times["dense"] / mean)
+        return RULE + [f"max_train_steps={number}", f"sparse.warmup_steps={round(warmup * number)}",
+                       f"sparse.dense_finish={finish}"]
 
-    def lists(number, *more):
-        return RULE + [f"max_train_steps={number}", f"sparse.warmup_steps={round(WARMUP * number)}", *more]
-
-    variants = {"dense": DENSE + [f"max_train_steps={steps}"], "lists": lists(equal(0)),
-                "lists-dense-end": lists(equal(FINISH), f"sparse.dense_finish={FINISH}")}
+    variants = {"dense": DENSE + [f"max_train_steps={steps}"], "lists": lists(WARMUP, 0),
+                "lists-dense-end": lists(WARMUP, FINISH), "lists-at-once": lists(0, 0)}
     unknown = [name for name in args.variants if name not in variants]
     if unknown:
         raise SystemExit(f"wall_plan.py: {unknown[0]} is no variant; these are: {', '.join(variants)}")
