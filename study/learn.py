@@ -106,8 +106,8 @@ def tail_variants():
                "cube-grain8": cube + grain8, "cube-grain8-chunk4": cube + grain8 + chunk4}
     for percent in (2, 2.5, 10, 12.5, 20, 25):
         table[f"lists{percent}-query64"] = lists(percent, *query(64))
-    for name in ("lists2-query64", "lists2.5-query64", "lists5", "lists5-query64", "lists10", "lists10-query64",
-                 "lists12.5-query64", "lists20", "lists25-query64"):
+    for name in ("lists2-query64", "lists2.5-query64", "lists5", "lists5-query64", "lists10",
+                 "lists10-query64", "lists12.5-query64", "lists20", "lists25-query64"):
         for change, options in changes.items():
             table[f"{name}-{change}"] = table[name] + options
     table["blocks20"] = lists(20, *BLOCKS)
