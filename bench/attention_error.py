@@ -75,6 +75,8 @@ class Flex:
         self.device, self.repeats, self.forward_only = args.device, args.repeats, args.forward_only
         self.attend, self.block = attend, block
         heads, grid = read_heads(path, args.device)
+        if args.heads:  # as dsv bench attention repeats them
+            heads = [tensor[torch.arange(args.heads) % len(tensor)] for tensor in heads]
         order = cube_order(grid, block)
         if order is None:
             raise SystemExit(f"{path}: a grid of {'x'.join(map(str, grid))} tokens has no cubes of {block}")
@@ -140,6 +142,8 @@ def measure_dsv(args, rest):
     for (group, grain), density in itertools.product(args.lists, args.densities):
         words = [*RULE, "--device", args.device, "--repeats", args.repeats, "--group", group, "--grain",
                  grain, "--density", density, *rest, f"threads={args.threads}"]
+        if args.heads:
+            words += ["--heads", args.heads]
         runs = [run_dsv(args.dsv, "attention", ["--heads-from", path, *words]) for path in args.files]
         case = together([{key: run[key] for key in (*times, *DSV_MEANS)} for run in runs], times)
         case |= {"group": group, "grain": grain, "lists": f"groups of {group}, runs of {grain}"}
@@ -228,6 +232,7 @@ def parse():
                         help="mass, pooled or both")
     parser.add_argument("--shares", type=words_of(float), metavar="X,...", help="densities of FlexAttention",
                         default=[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+    parser.add_argument("--heads", type=int, help="repeat the heads of each file until there are so many")
     parser.add_argument("--forward-only", action="store_true", help="leave out the backward pass")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="of both programs; 0: one per core")

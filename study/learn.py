@@ -104,10 +104,11 @@ def tail_variants():
                "near": ["sparse.explore_kind=neighbours", "sparse.explore=0.2"],
                "cube-chunk4": cube + chunk4, "cube-grain4": [*cube, "sparse.grain=4"],
                "cube-grain8": cube + grain8, "cube-grain8-chunk4": cube + grain8 + chunk4}
-    for percent in (2, 2.5, 10, 12.5, 20, 25):
+    for percent in (2, 2.5, 10, 12.5, 18.75, 20, 25):
         table[f"lists{percent}-query64"] = lists(percent, *query(64))
     for name in ("lists2-query64", "lists2.5-query64", "lists5", "lists5-query64", "lists10",
-                 "lists10-query64", "lists12.5-query64", "lists20", "lists25-query64"):
+                 "lists10-query64", "lists12.5-query64", "lists18.75-query64", "lists20",
+                 "lists25-query64"):
         for change, options in changes.items():
             table[f"{name}-{change}"] = table[name] + options
     table["blocks20"] = lists(20, *BLOCKS)

@@ -10,8 +10,9 @@
 #     7m-cube  the same model: rules that combine the parts that help
 #     100m     more than 100 million parameters, 4,096 tokens
 #     100m-16k a model of as many parameters with heads of 128, 16,384 tokens: the rule that learns best
-#     7m-keys, 100m-keys   4,096 tokens, longer lists: 12.5 and 25 % of the keys
-#     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that stays constant until the
+#     7m-keys, 100m-keys   4,096 tokens, longer lists: 12.5 and 25 % of the keys; with -768 in place of -keys
+#              lists of 768 keys
+#     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that is constant until the
 #              dense finish begins and then falls to 0 (lr_scheduler=wsd)
 #     cpu      a tiny model on the CPU: shows that everything works
 # The clips are made by moving_shapes.py, so many that few windows are met twice. The same command continues a
@@ -48,14 +49,16 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
     dense=dense pairs=lists5-query64-cube-grain8 early=
     [ $part = 100m-16k ] || pairs="$pairs lists2.5-query64-cube-grain8" ;;
-7m-keys) clips=256 steps=3000 trunk=1800 dense=dense early= pairs=$longer ;;
+7m-keys | 7m-768) clips=256 steps=3000 trunk=1800 dense=dense early= pairs=$longer ;;
 7m-wsd) clips=256 steps=3000 trunk=1800 dense=dense early= pairs="lists5-query64-cube-grain8 $longer" ;;
-100m-keys) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early= pairs=$longer ;;
+100m-keys | 100m-768) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
+    pairs=$longer ;;
 100m-wsd) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
     alone=lists25-query64-cube-grain8 pairs="lists5-query64-cube-grain8 lists12.5-query64-cube-grain8" ;;
 cpu) use_cpu; steps=60 trunk=30 jobs=2 early=lists5-query64 ;;
 *) echo "tail.sh: PART is $part, it must be one of those that tail.sh lists" >&2; exit 2 ;;
 esac
+case $part in *-768) pairs=lists18.75-query64-cube-grain8 ;; esac
 case $part in *-wsd) settings="$settings lr_scheduler=wsd lr_decay_steps=$((steps * 15 / 100))" ;; esac
 jobs=$((jobs * $(echo "${gpus:-0}" | tr , ' ' | wc -w)))
 names=$dense
