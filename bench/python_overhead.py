@@ -36,8 +36,9 @@ TINY = {"num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 64, "num_
 
 def sparse_options(args):
     """Options of lists that hold a fixed fraction of the keys of every block."""
-    return {"group": args.group, "target_mass": 0, "target_density": args.density, "measure_cost": False,
-            "list_memory": args.list_memory, "profile_every": RARE, "refresh_every": RARE, "max_density": 1.0}
+    return {"group": args.group, "target_mass": 0, "target_density": args.density, "min_keys": 0,
+            "measure_cost": False, "list_memory": args.list_memory, "profile_every": RARE,
+            "refresh_every": RARE, "max_density": 1.0}
 
 
 # ---- attention ----

@@ -112,7 +112,7 @@ def main():
     runs, start = {}, copy.deepcopy(transformer.state_dict())
     runs["dense"] = train(args, transformer, latents, text)
     transformer.load_state_dict(start)
-    sparse = dsv.diffusers.use_sparse_attention(transformer, target_density=args.density)
+    sparse = dsv.diffusers.use_sparse_attention(transformer, target_density=args.density, min_keys=0)
     runs["sparse"] = train(args, transformer, latents, text)
     transformer.save_pretrained(f"{args.out}/transformer")
     draw(runs, f"{args.out}/curves.png")

@@ -56,6 +56,7 @@ DsvStatus dsvi_bench_lists_set(DsvConfig *settings, const DsvBenchLists *l)
     DSVI_TRY(dsvi_bench_set(settings, "sparse.group=%lld", (long long)l->group));
     DSVI_TRY(dsvi_bench_set(settings, "sparse.grain=%lld", (long long)l->grain));
     DSVI_TRY(dsvi_bench_set(settings, "sparse.target_density=%.17g", l->density));
+    DSVI_TRY(dsvi_bench_set(settings, "sparse.min_keys=0"));
     DSVI_TRY(dsvi_bench_set(settings, "sparse.target_mass=0"));
     DSVI_TRY(dsvi_bench_set(settings, "sparse.measure_cost=false"));
     DSVI_TRY(dsvi_bench_set(settings, "sparse.list_memory=1"));

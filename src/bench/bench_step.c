@@ -231,6 +231,7 @@ static DsvStatus bench_step_read_densities(const char *densities, const DsviDitC
         max = fmax(max, density[i]);
     }
     settings->sparse_target_density = mean > 0 ? mean : 1;
+    settings->sparse_min_keys = 0;
     settings->sparse_list_memory = fmin(1, fmax(settings->sparse_list_memory, DENSITY_MARGIN * mean));
     settings->sparse_max_density = fmin(1, fmax(settings->sparse_max_density, DENSITY_MARGIN * max));
     return even ? DSV_OK : dsv_config_set(settings, "sparse.rule=topk");

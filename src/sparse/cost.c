@@ -120,6 +120,7 @@ static DsvStatus open_probe(Probe *probe, DsviBackend *backend, const DsvConfig 
     DsvConfig settings = *given;
     settings.sparse_measure_cost = false;
     settings.sparse_target_mass = 0;
+    settings.sparse_min_keys = 0;
     settings.sparse_target_density = 1; /* time_pass changes this density before each timing */
     settings.sparse_max_density = 1;
     memset(probe, 0, sizeof *probe);

@@ -7,7 +7,8 @@
  * dsvi_sparse_backward where it would otherwise call attention. The training loop calls
  * dsvi_sparse_step_begin and dsvi_sparse_step_end.
  *
- * Lists hold the fraction target_mass of the attention, but at most the fraction target_density of the keys.
+ * Lists hold the fraction target_mass of the attention, but at most the fraction target_density of the keys, or
+ * min_keys keys if those are more.
  * Lists of wide attention are therefore cut short, which costs training little while captured mass stays
  * above min_mass (docs/study.md). Lists of narrow attention have as many keys as they need.
  *
@@ -167,6 +168,13 @@ bool dsvi_sparse_finishing(const DsviSparse *sparse);
 /* Return whether the options ask for a tail, and the tail that they name. */
 bool dsvi_sparse_has_tail(const DsvConfig *settings);
 DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings);
+/* Returns the fraction of `tokens` keys that the lists of a block may hold, as mean over its heads:
+ * sparse.target_density, or sparse.min_keys if those are more. 0: no limit. */
+double dsvi_sparse_list_density(const DsvConfig *settings, int64_t tokens);
+/* Returns the FLOPs of attention to `tokens` tokens, over lists as long as they may be and their tail, as a
+ * fraction of those of dense attention. 1: sparse attention is off, or lists would be denser than
+ * sparse.max_density. */
+double dsvi_sparse_expected_work(const DsvConfig *settings, int64_t tokens);
 /* Creates the layer from the sparse.* options. Copies `settings`; `log` may be NULL. The backend and
  * shape->cp must outlive the layer. */
 DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,

@@ -1,6 +1,7 @@
 /* Creates and frees a sparse layer: checks its options and shape, and puts it into the state before the first
  * step. Several layers may share one selector. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,6 +96,42 @@ static void init_lists(DsviSparse *s)
     }
 }
 
+double dsvi_sparse_list_density(const DsvConfig *settings, int64_t tokens)
+{
+    double target = settings->sparse_target_density;
+    return target > 0 ? fmin(1, fmax(target, (double)settings->sparse_min_keys / (double)tokens)) : target;
+}
+
+double dsvi_sparse_expected_work(const DsvConfig *settings, int64_t tokens)
+{
+    DsviSparseTail tail = dsvi_sparse_tail_of(settings);
+    double lists = dsvi_sparse_list_density(settings, tokens);
+    if (!settings->sparse_enabled || lists > settings->sparse_max_density)
+        return 1;
+    if (lists <= 0)
+        lists = settings->sparse_max_density;
+    return fmin(1, lists + (tail.chunk > 0 ? 1 / (double)(tail.chunk * tail.run) : 0));
+}
+
+/* Raises sparse.target_density to sparse.min_keys, and sparse.list_memory to what these lists need. */
+static void allow_min_keys(DsviSparse *s)
+{
+    char line[200];
+    double density = dsvi_sparse_list_density(&s->settings, s->shape.tokens);
+    if (density <= s->settings.sparse_target_density)
+        return;
+    snprintf(line, sizeof line,
+             "lists may hold %lld of the %lld keys, a fraction of %.3g: sparse.min_keys allows more than "
+             "sparse.target_density, %g",
+             (long long)fmin((double)s->settings.sparse_min_keys, (double)s->shape.tokens),
+             (long long)s->shape.tokens, density, s->settings.sparse_target_density);
+    s->settings.sparse_target_density = density;
+    s->settings.sparse_list_memory = fmin(1,
+                                          fmax(s->settings.sparse_list_memory, DSVI_SPARSE_SLACK * density));
+    if (s->settings.sparse_enabled)
+        dsvi_sparse_log_line(s, line);
+}
+
 DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,
                              DsviSparseLog *log, void *log_context, DsviSparse **out)
 {
@@ -119,6 +156,7 @@ DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, co
     s->resident[0] = s->resident[1] = s->arriving = -1;
     s->predictor_loss = NAN;
     DSVI_TRY_GOTO(status, sparse_check(settings, shape), fail);
+    allow_min_keys(s);
     DSVI_TRY_GOTO(status, dsvi_sparse_allocate_host(s), fail);
     DSVI_TRY_GOTO(status, dsvi_order_make(settings->sparse_order, shape->grid, s->order), fail);
     if (settings->sparse_enabled)

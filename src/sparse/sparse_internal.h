@@ -30,6 +30,10 @@
 extern "C" {
 #endif
 
+/* Lists differ from pass to pass, mainly with the noise level, so there is memory for so many times as many
+ * keys as lists may have. */
+#define DSVI_SPARSE_SLACK 1.25
+
 /* Seconds that one block's attention took when computed both densely and over lists (sparse_times.c). */
 typedef struct DsviSparseTimes {
     bool forward, backward;         /* true for each pass that has been timed in this step */

@@ -4,10 +4,6 @@
 
 #include "sparse/sparse_internal.h"
 
-/* max_density bounds the mean density of lists. Single lists differ from pass to pass, mainly with the
- * noise level, so a block has memory for lists of CAPACITY_SLACK times max_density. */
-#define CAPACITY_SLACK 1.25
-
 /* ---- largest counts over all parallel plans ----
  *
  * Each count_fn returns how many elements of one kind a rank needs under one kind of plan; max_count takes
@@ -168,8 +164,8 @@ static int64_t spans_of(const DsviSparse *s, int64_t count, double density)
 void dsvi_sparse_size_lists(DsviSparse *s)
 {
     int64_t count = max_count(s, lists), blocks = s->shape.backward ? s->shape.blocks : 1;
-    int64_t one = spans_of(s, count,
-                           CAPACITY_SLACK * (s->settings.sparse_max_density + s->settings.sparse_hysteresis));
+    int64_t one = spans_of(
+        s, count, DSVI_SPARSE_SLACK * (s->settings.sparse_max_density + s->settings.sparse_hysteresis));
     int64_t head = s->shape.batch * sparse_ceil_div(s->shape.tokens, s->settings.sparse_group) *
                    full_spans(s);
     if (s->cp && one < head)

@@ -42,14 +42,11 @@ static int64_t picoseconds(double seconds)
     return (int64_t)llround(seconds * 1e12);
 }
 
-/* Returns FLOPs of a forward pass of self-attention and cross-attention in one block; lists count with the
- * density that they may have. */
+/* Returns FLOPs of a forward pass of self-attention and cross-attention in one block. */
 static double attention_flops(const DsviTrainer *t, const DsviDitShape *shape)
 {
-    const DsvConfig *s = t->settings;
-    double lists = s->sparse_target_density > 0 ? s->sparse_target_density : s->sparse_max_density;
-    return (s->sparse_enabled ? lists : 1) * dsvi_dit_flops_attention(&t->config, shape) /
-           (double)t->config.num_layers;
+    return dsvi_sparse_expected_work(t->settings, dsvi_dit_tokens(&t->config, shape)) *
+           dsvi_dit_flops_attention(&t->config, shape) / (double)t->config.num_layers;
 }
 
 static DsviDitShape shape_of(const DsviTrainer *t, const DsviTrainerSize *size)

@@ -239,11 +239,9 @@ void dsvi_trainer_use(DsviTrainer *t, int64_t index)
 void dsvi_trainer_sizes_costs(const DsviTrainer *t, double *cost)
 {
     const DsvConfig *s = t->settings;
-    double lists = s->sparse_target_density > 0 ? s->sparse_target_density : s->sparse_max_density;
-    DsviSparseTail tail = dsvi_sparse_tail_of(s);
-    lists += tail.chunk > 0 ? 1 / (double)(tail.chunk * tail.run) : 0;
     for (int64_t i = 0; i < t->size_count; i++) {
         const DsviDitShape shape = dsvi_dit_shape_of(&t->config, s->train_batch_size, t->sizes[i].latent);
-        cost[i] = dsvi_dit_flops_step(&t->config, &shape, s->lora_rank > 0, s->sparse_enabled ? lists : 1);
+        cost[i] = dsvi_dit_flops_step(&t->config, &shape, s->lora_rank > 0,
+                                      dsvi_sparse_expected_work(s, dsvi_dit_tokens(&t->config, &shape)));
     }
 }

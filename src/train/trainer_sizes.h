@@ -39,8 +39,7 @@ DsvStatus dsvi_trainer_sizes_step_end(DsviTrainer *trainer);
 void dsvi_trainer_use(DsviTrainer *trainer, int64_t size);
 
 /* Returns the predicted cost of a batch of each size, relative to one another: FLOPs of linear layers and of
- * attention. Self-attention counts with the density that lists may have (sparse.target_density, or
- * sparse.max_density). cost: (size_count) */
+ * attention (dsvi_sparse_expected_work). cost: (size_count) */
 void dsvi_trainer_sizes_costs(const DsviTrainer *trainer, double *cost);
 
 #ifdef __cplusplus

@@ -28,6 +28,7 @@ static DsvConfig config_of(const char *const *assignments, size_t count)
                                          "sparse.dense_finish=0",
                                          "sparse.target_mass=0.9",
                                          "sparse.target_density=0.2",
+                                         "sparse.min_keys=0",
                                          "threads=2",
                                          "sparse.min_mass=0.05",
                                          "sparse.min_head_mass=0",

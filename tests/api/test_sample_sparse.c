@@ -117,7 +117,7 @@ static void refused_by_the_guard(void **state)
     static Outcome out;
     (void)state;
     sample_dense_in_order();
-    assert_ok(sample_with("sparse.enabled=true sparse.target_density=0.1 sparse.min_mass=0.99 "
+    assert_ok(sample_with("sparse.enabled=true sparse.target_density=0.1 sparse.min_keys=0 sparse.min_mass=0.99 "
                           "sparse.warmup_steps=1",
                           NULL, "refused.safetensors", &out));
     assert_true(difference("refused.safetensors", "ordered.safetensors") == 0);
@@ -126,7 +126,7 @@ static void refused_by_the_guard(void **state)
 }
 
 #define ACCEPTED                                                                                \
-    "sparse.enabled=true sparse.target_density=0.3 sparse.min_mass=0.01 sparse.min_head_mass=0" \
+    "sparse.enabled=true sparse.target_density=0.3 sparse.min_keys=0 sparse.min_mass=0.01 sparse.min_head_mass=0" \
     " sparse.warmup_steps=1 sparse.profile_every=2"
 
 static void same_bits_again(void **state)
@@ -214,7 +214,7 @@ static void write_state(const char *path, int64_t more_heads, bool enabled)
 static void a_stored_state(void **state)
 {
     static Outcome out;
-    const char *options = "sparse.enabled=true sparse.target_density=0.3 sparse.warmup_steps=3 "
+    const char *options = "sparse.enabled=true sparse.target_density=0.3 sparse.min_keys=0 sparse.warmup_steps=3 "
                           "sparse.profile_every=1000 sparse.min_mass=0";
     char path[DSVI_PATH_MAX]; /* scratch_path keeps a few paths only */
     (void)state;

@@ -46,7 +46,7 @@ warmup_steps: 0
 threads: 1
 data.workers: 1
 sparse: {group: 16, chunk: 4, profile_every: 2, measure_cost: false, target_mass: 0, target_density: 0.25,
-         list_memory: 1, min_mass: 0.1, max_density: 0.9}
+         min_keys: 0, list_memory: 1, min_mass: 0.1, max_density: 0.9}
 """
 RECORDS = ["metrics.jsonl", "blocks.jsonl", "decisions.jsonl", "validation.jsonl"]
 STEPS_MOST = 14

@@ -13,6 +13,7 @@ static DsvConfig sparse_settings(const char *order, double target_mass)
     settings.sparse_chunk = 8;
     settings.sparse_target_mass = target_mass;
     settings.sparse_target_density = 0;
+    settings.sparse_min_keys = 0;
     return settings;
 }
 

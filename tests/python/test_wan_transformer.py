@@ -23,6 +23,7 @@ QUICK = {
     "group": 16,
     "chunk": 16,
     "rank": 8,
+    "min_keys": 0,
     "min_mass": 0.05,
     "min_head_mass": 0,
     "threads": 2,

@@ -19,6 +19,7 @@ DsvConfig rig_settings(void)
     settings.sparse_grain = 1;
     settings.sparse_target_mass = 0.9;
     settings.sparse_target_density = 0;
+    settings.sparse_min_keys = 0;
     settings.sparse_dense_finish = 0;
     settings.sparse_min_mass = 0.85;
     settings.seed = 7;

@@ -45,6 +45,58 @@ static void test_targets(void **state)
     }
 }
 
+/* Short clips get lists of min_keys keys, and memory for the lists of all blocks, even if list_memory is too
+ * small; target_density decides where it allows more keys. */
+static void test_min_keys(void **state)
+{
+    static Rig rig;
+    static const char *const min_keys[] = {"sparse.min_keys=0", "sparse.min_keys=20", "sparse.min_keys=96",
+                                           "sparse.min_keys=1000"};
+    static const double density[] = {0.125, 0.125, 0.375, 1}; /* of 256 tokens */
+    DsviSparseShape shape = rig_shape(3, 2, 3, 32, 4, 8, 8, DSVI_F32);
+    (void)state;
+    for (int n = 0; n < 4; n++) {
+        DsvConfig settings = rig_settings();
+        rig_set(&settings, "sparse.target_mass=0");
+        rig_set(&settings, "sparse.target_density=0.125");
+        rig_set(&settings, "sparse.max_density=1");
+        rig_set(&settings, "sparse.list_memory=0.15");
+        rig_set(&settings, min_keys[n]);
+        assert_true(dsvi_sparse_list_density(&settings, shape.tokens) == density[n]);
+        rig_open(&rig, "auto", 2, &settings, &shape);
+        rig_fill(&rig, 3, 0);
+        dsvi_sparse_force(rig.sparse, true);
+        rig_run(&rig);
+        for (int64_t block = 0; block < shape.blocks; block++) {
+            const DsviLists *lists = dsvi_sparse_lists(rig.sparse, block);
+            assert_non_null(lists);
+            assert_true(density_of(lists) <= density[n] + 1.0 / 256 && density_of(lists) > 0.8 * density[n]);
+        }
+        assert_int_equal(strstr(rig.log, "lists may hold 96 of the 256 keys, a fraction of 0.375") != NULL,
+                         n == 2);
+        rig_close(&rig);
+    }
+}
+
+/* What plans reckon with: the lists of min_keys and the tail, and dense attention where no block may be
+ * sparse. */
+static void test_expected_work(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    dsv_config_defaults(&settings);
+    assert_true(dsvi_sparse_expected_work(&settings, 32760) == 0.05 + 1.0 / 64);
+    assert_true(dsvi_sparse_expected_work(&settings, 4096) == 0.25 + 1.0 / 64);
+    assert_true(dsvi_sparse_expected_work(&settings, 1024) == 1);
+    rig_set(&settings, "sparse.min_keys=0");
+    assert_true(dsvi_sparse_expected_work(&settings, 1024) == 0.05 + 1.0 / 64);
+    rig_set(&settings, "sparse.target_density=0");
+    rig_set(&settings, "sparse.tail=none");
+    assert_true(dsvi_sparse_expected_work(&settings, 1024) == settings.sparse_max_density);
+    rig_set(&settings, "sparse.enabled=false");
+    assert_true(dsvi_sparse_expected_work(&settings, 32760) == 1);
+}
+
 /* With prescribed densities every list of a head has the prescribed number of keys. A block without
  * prescribed densities runs dense and is not measured. The guard decides nothing. */
 static void test_prescribed(void **state)
@@ -445,6 +497,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_targets),
+        cmocka_unit_test(test_min_keys),
+        cmocka_unit_test(test_expected_work),
         cmocka_unit_test(test_prescribed),
         cmocka_unit_test(test_prescribed_by_threshold),
         cmocka_unit_test(test_mass_within_a_density),

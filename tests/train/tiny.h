@@ -43,6 +43,7 @@ static inline void tiny_settings(DsvConfig *settings)
         "sparse.dense_finish=0",
         "sparse.target_mass=0.8",
         "sparse.target_density=0",
+        "sparse.min_keys=0",
         "sparse.min_mass=0.5",
         "sparse.max_density=0.95",
         "sparse.list_memory=1",
