@@ -2,8 +2,9 @@
  * key lists from the features of queries (proxies) and of keys (candidates).
  *
  * Candidates are first transposed in blocks of (features, candidates). Candidates are then in vector lanes,
- * and the proxies of a group are the rows of a tile product. Only one row of estimates exists per worker,
- * never the whole matrix of scores.
+ * and the proxies of a *team*, a few consecutive groups, are the rows of a tile product, so that small groups
+ * fill its rows, too. One row of estimates per group of a team exists per worker, never the whole matrix of
+ * scores.
  *
  * Lists are made in three steps: first the spans of each group are chosen and marked as bits, and their
  * number and mass computed; then the offsets of the lists are computed in order; then the bits are written as
@@ -33,6 +34,7 @@ typedef struct Columns {
 typedef struct Select {
     const DsviSelectArgs *args;
     int64_t pairs, groups, proxies, spans;
+    int64_t team;        /* largest number of groups in a team */
     int64_t words;       /* number of 64-bit words that hold one bit for each span, for one group */
     Columns all;         /* candidates of every (batch, head), one after another */
     double *slice_count; /* (pairs, SLICES, BINS) */
@@ -47,7 +49,7 @@ typedef struct Select {
 typedef struct Scratch {
     float *proxies;  /* (BLOCK_PROXIES, features) */
     float *scores;   /* (BLOCK_PROXIES, BLOCK_COLUMNS) */
-    float *estimate; /* (all.width) estimates of candidates, then of spans */
+    float *estimate; /* (team, all.width) estimates of candidates, then of spans */
     float *counted;  /* transposed candidates of the spans that a tile of groups counts in the histogram;
                       * unused if all spans are counted */
     uint64_t *draws; /* random bits of exploration: one for each span, or for each block of keys */
@@ -109,10 +111,18 @@ static size_t select_scratch_layout(const Select *s, float *base, Scratch *scrat
     int64_t draw_words = (units_max(s->args) + WORD - 1) / WORD;
     scratch->proxies = dsvi_take_floats(base, &used, BLOCK_PROXIES * s->args->features);
     scratch->scores = dsvi_take_floats(base, &used, BLOCK_PROXIES * BLOCK_COLUMNS);
-    scratch->estimate = dsvi_take_floats(base, &used, s->all.width);
+    scratch->estimate = dsvi_take_floats(base, &used, s->team * s->all.width);
     scratch->counted = dsvi_take_floats(base, &used, counted_floats(s));
     scratch->draws = (uint64_t *)dsvi_take_floats(base, &used, 2 * draw_words);
     return used;
+}
+
+/* Returns how many groups have the proxies that fill the rows of a tile product; 1 if one group fills them.
+ */
+static int64_t team_groups(const DsviSelectArgs *args)
+{
+    int64_t per_group = args->group / args->chunk;
+    return per_group < DSVI_TILE_ROWS ? DSVI_TILE_ROWS / per_group : 1;
 }
 
 static size_t select_take(size_t *used, size_t bytes)
@@ -132,7 +142,8 @@ static size_t select_layout(const DsviSelectArgs *args, char *base, Select *s)
                   .pairs = args->batch * args->heads,
                   .groups = dsvi_select_groups(args),
                   .proxies = dsvi_select_proxies(args),
-                  .spans = dsvi_select_spans(args)};
+                  .spans = dsvi_select_spans(args),
+                  .team = team_groups(args)};
     s->all = select_columns_of(args, s->spans, s->spans - 1, NULL);
     s->words = (s->spans + WORD - 1) / WORD;
     size_t bins = (size_t)s->pairs * SLICES * DSVI_SELECT_BINS * sizeof(double);
@@ -291,13 +302,20 @@ static float log_sum(bool coarse, const LaneSums *lanes)
     return (float)((coarse ? largest / DSVI_LOG2_E : largest) + log(sum));
 }
 
-/* Computes the log-sum-exp of the scores of each proxy of group g, over all candidates. */
-static void group_lse(const Select *s, const Scratch *scratch, int64_t pair, int64_t g)
+/* Returns the first proxy of group g of a (batch, head), or the number of proxies if there is no such group.
+ */
+static int64_t first_proxy(const Select *s, int64_t g)
 {
-    int64_t per_group = s->args->group / s->args->chunk;
-    int64_t end = (g + 1) * per_group < s->proxies ? (g + 1) * per_group : s->proxies;
+    int64_t first = g * (s->args->group / s->args->chunk);
+    return first < s->proxies ? first : s->proxies;
+}
+
+/* Computes the log-sum-exp of the scores of each proxy of groups [g, g_end), over all candidates. */
+static void team_lse(const Select *s, const Scratch *scratch, int64_t pair, int64_t g, int64_t g_end)
+{
+    int64_t end = first_proxy(s, g_end);
     const Columns all = columns_of_pair(s, pair);
-    for (int64_t first = g * per_group; first < end; first += BLOCK_PROXIES) {
+    for (int64_t first = first_proxy(s, g); first < end; first += BLOCK_PROXIES) {
         int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
         LaneSums lanes[BLOCK_PROXIES];
         /* The maximum starts at -3e38 and not at -inf, because a lane may contain only padding, and -inf
@@ -333,41 +351,61 @@ static void add_coarse_estimates(float *estimate, const float *scores, int64_t c
     }
 }
 
-/* Computes the estimates e_gr (ops/select.h) of group g and of each span r of the columns `of`, in
- * scratch->estimate. */
-static void cpu_select_group_estimates(const Select *s, const Columns *of, const Scratch *scratch,
-                                       int64_t pair, int64_t g)
+/* Adds what proxy `p` of a (batch, head) contributes to the estimates of its group. `scores` are the proxy's
+ * scores of some columns. */
+static void add_proxy(const Select *s, int64_t pair, int64_t p, const float *scores, int64_t columns,
+                      float *estimate)
 {
     const DsviSelectArgs *args = s->args;
-    int64_t per_group = args->group / args->chunk, per_span = args->grain / args->candidate_keys;
-    int64_t end = (g + 1) * per_group < s->proxies ? (g + 1) * per_group : s->proxies;
-    int64_t left = args->queries - g * args->group, queries = left < args->group ? left : args->group;
-    float *estimate = scratch->estimate;
-    memset(estimate, 0, (size_t)of->width * sizeof *estimate);
-    for (int64_t first = g * per_group; first < end; first += BLOCK_PROXIES) {
-        int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
-        load_proxies(s, pair, first, count, scratch->proxies);
-        for (int64_t from = 0; from < of->width; from += BLOCK_COLUMNS) {
-            int64_t columns = cpu_select_score(s, of, scratch, count, from);
-            for (int64_t p = first; p < first + count; p++) {
-                left = args->queries - p * args->chunk;
-                float weight = (float)(left < args->chunk ? left : args->chunk) / (float)queries;
-                float lse = args->lse[pair * s->proxies + p];
-                const float *scores = scratch->scores + (p - first) * BLOCK_COLUMNS;
-                if (args->coarse)
-                    add_coarse_estimates(estimate + from, scores, columns,
-                                         (float)(log2((double)weight) - lse * DSVI_LOG2_E));
-                else
-                    add_estimates(estimate + from, scores, columns, lse, weight);
-            }
-        }
-    }
+    int64_t of_group = args->queries - p * args->chunk / args->group * args->group;
+    int64_t of_proxy = args->queries - p * args->chunk;
+    float weight = (float)(of_proxy < args->chunk ? of_proxy : args->chunk) /
+                   (float)(of_group < args->group ? of_group : args->group);
+    float lse = args->lse[pair * s->proxies + p];
+    if (args->coarse)
+        add_coarse_estimates(estimate, scores, columns, (float)(log2((double)weight) - lse * DSVI_LOG2_E));
+    else
+        add_estimates(estimate, scores, columns, lse, weight);
+}
+
+/* Replaces the estimates of candidates by the sums of each span. */
+static void sum_spans(const Select *s, const Columns *of, float *estimate)
+{
+    int64_t per_span = s->args->grain / s->args->candidate_keys;
     for (int64_t r = 0; per_span > 1 && r < of->spans; r++) {
         float sum = 0;
         for (int64_t c = r * per_span; c < (r + 1) * per_span && c < of->count; c++)
             sum += estimate[c];
         estimate[r] = sum;
     }
+}
+
+/* The estimates of group g of a team that begins with group `first`. */
+static float *estimate_of(const Select *s, const Scratch *scratch, int64_t first, int64_t g)
+{
+    return scratch->estimate + (g - first) * s->all.width;
+}
+
+/* Computes the estimates e_gr (ops/select.h) of groups [g, g_end) and of each span r of the columns `of`, in
+ * scratch->estimate. */
+static void team_estimates(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair,
+                           int64_t g, int64_t g_end)
+{
+    int64_t per_group = s->args->group / s->args->chunk, end = first_proxy(s, g_end);
+    for (int64_t group = g; group < g_end; group++)
+        memset(estimate_of(s, scratch, g, group), 0, (size_t)of->width * sizeof(float));
+    for (int64_t first = first_proxy(s, g); first < end; first += BLOCK_PROXIES) {
+        int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
+        load_proxies(s, pair, first, count, scratch->proxies);
+        for (int64_t from = 0; from < of->width; from += BLOCK_COLUMNS) {
+            int64_t columns = cpu_select_score(s, of, scratch, count, from);
+            for (int64_t p = first; p < first + count; p++)
+                add_proxy(s, pair, p, scratch->scores + (p - first) * BLOCK_COLUMNS, columns,
+                          estimate_of(s, scratch, g, p / per_group) + from);
+        }
+    }
+    for (int64_t group = g; group < g_end; group++)
+        sum_spans(s, of, estimate_of(s, scratch, g, group));
 }
 
 static void add_to_histogram(const float *estimate, int64_t spans, double *count, double *mass)
@@ -390,6 +428,11 @@ static void add_to_histogram(const float *estimate, int64_t spans, double *count
     }
 }
 
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
 /* Fills the partial histograms of slices [begin, end). Slice n is a part of the groups of (batch, head) n
  * / SLICES. */
 static void histogram_range(void *context, int64_t begin, int64_t end, int worker)
@@ -397,19 +440,21 @@ static void histogram_range(void *context, int64_t begin, int64_t end, int worke
     const Select *s = context;
     Scratch scratch = select_scratch_of(s, worker);
     for (int64_t n = begin; n < end; n++) {
-        int64_t pair = n / SLICES, slice = n % SLICES, tile = -1;
+        int64_t pair = n / SLICES, slice = n % SLICES, tile = -1, last = (slice + 1) * s->groups / SLICES;
         Columns counted = columns_of_pair(s, pair);
         double *count = s->slice_count + n * DSVI_SELECT_BINS, *mass = s->slice_mass + n * DSVI_SELECT_BINS;
         memset(count, 0, DSVI_SELECT_BINS * sizeof *count);
         memset(mass, 0, DSVI_SELECT_BINS * sizeof *mass);
-        for (int64_t g = slice * s->groups / SLICES; g < (slice + 1) * s->groups / SLICES; g++) {
+        for (int64_t g = slice * s->groups / SLICES, next; g < last; g = next) {
             if (s->args->bin_skip > 0 && g / DSVI_COUNTED_GROUPS != tile)
                 counted = transpose_counted(s, pair, dsvi_select_rotation(s->args, pair * s->groups + g),
                                             scratch.counted);
             tile = g / DSVI_COUNTED_GROUPS;
-            group_lse(s, &scratch, pair, g);
-            cpu_select_group_estimates(s, &counted, &scratch, pair, g);
-            add_to_histogram(scratch.estimate, counted.spans, count, mass);
+            next = least(least(g + s->team, last), (tile + 1) * DSVI_COUNTED_GROUPS);
+            team_lse(s, &scratch, pair, g, next);
+            team_estimates(s, &counted, &scratch, pair, g, next);
+            for (int64_t group = g; group < next; group++)
+                add_to_histogram(estimate_of(s, &scratch, g, group), counted.spans, count, mass);
         }
     }
 }
@@ -561,26 +606,40 @@ static void cpu_explore(const Select *s, int64_t n, uint64_t *draws, uint64_t *c
     }
 }
 
-/* Chooses the spans of lists [begin, end), and sets offsets[n + 1] to the number of spans of list n. */
+/* Chooses the spans of list n from its estimates, and sets offsets[n + 1] to their number. */
+static void choose(const Select *s, int64_t n, const float *estimate, uint64_t *draws)
+{
+    uint64_t *chosen = s->chosen + n * s->words;
+    int64_t count = 0;
+    double mass = 0;
+    cpu_select_mark_winners(s, n / s->groups % s->args->heads, estimate, chosen);
+    cpu_explore(s, n, draws, chosen);
+    for (int64_t w = 0; w < s->words; w++) {
+        count += __builtin_popcountll(chosen[w]);
+        for (uint64_t left = chosen[w]; left; left &= left - 1)
+            mass += estimate[w * WORD + __builtin_ctzll(left)];
+    }
+    s->mass[n] = mass;
+    s->args->lists->offsets[n + 1] = count;
+}
+
+static int64_t teams_of_pair(const Select *s)
+{
+    return (s->groups + s->team - 1) / s->team;
+}
+
+/* Chooses the spans of the lists of teams [begin, end); teams are numbered through all (batch, head). */
 static void choose_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
     Scratch scratch = select_scratch_of(s, worker);
     for (int64_t n = begin; n < end; n++) {
-        int64_t pair = n / s->groups, count = 0;
-        uint64_t *chosen = s->chosen + n * s->words;
-        double mass = 0;
+        int64_t pair = n / teams_of_pair(s), first = n % teams_of_pair(s) * s->team;
+        int64_t last = least(first + s->team, s->groups);
         const Columns all = columns_of_pair(s, pair);
-        cpu_select_group_estimates(s, &all, &scratch, pair, n % s->groups);
-        cpu_select_mark_winners(s, pair % s->args->heads, scratch.estimate, chosen);
-        cpu_explore(s, n, scratch.draws, chosen);
-        for (int64_t w = 0; w < s->words; w++) {
-            count += __builtin_popcountll(chosen[w]);
-            for (uint64_t left = chosen[w]; left; left &= left - 1)
-                mass += scratch.estimate[w * WORD + __builtin_ctzll(left)];
-        }
-        s->mass[n] = mass;
-        s->args->lists->offsets[n + 1] = count;
+        team_estimates(s, &all, &scratch, pair, first, last);
+        for (int64_t g = first; g < last; g++)
+            choose(s, pair * s->groups + g, estimate_of(s, &scratch, first, g), scratch.draws);
     }
 }
 
@@ -604,7 +663,7 @@ static DsvStatus cpu_select_lists(DsviStream *stream, const DsviSelectArgs *args
     DSVI_TRY(dsvi_select_check(args, true));
     DSVI_TRY(cpu_select_prepare(args, &s));
     int64_t count = dsvi_lists_count(args->lists);
-    dsvi_parallel_for(count, 1, choose_range, &s);
+    dsvi_parallel_for(s.pairs * teams_of_pair(&s), 1, choose_range, &s);
     for (int64_t h = 0; h < args->heads; h++)
         args->selected_mass[h] = 0;
     args->lists->offsets[0] = 0;

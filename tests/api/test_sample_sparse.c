@@ -214,8 +214,8 @@ static void write_state(const char *path, int64_t more_heads, bool enabled)
 static void a_stored_state(void **state)
 {
     static Outcome out;
-    const char *options = "sparse.enabled=true sparse.target_density=0.3 sparse.min_keys=0 sparse.warmup_steps=3 "
-                          "sparse.profile_every=1000 sparse.min_mass=0";
+    const char *options = "sparse.enabled=true sparse.target_density=0.3 sparse.min_keys=0 "
+                          "sparse.warmup_steps=3 sparse.profile_every=1000 sparse.min_mass=0";
     char path[DSVI_PATH_MAX]; /* scratch_path keeps a few paths only */
     (void)state;
     snprintf(path, sizeof path, "%s", scratch_path("state.safetensors"));

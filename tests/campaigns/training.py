@@ -25,8 +25,8 @@ lr: 1.0e-3
 ema_decay: 0.99
 threads: 1
 data.workers: 1
-sparse: {group: 16, chunk: 4, target_mass: 0, target_density: 0.25, min_keys: 0, list_memory: 0.3, min_mass: 0.3,
-         profile_every: 5, measure_cost: false}
+sparse: {group: 16, chunk: 4, target_mass: 0, target_density: 0.25, min_keys: 0, list_memory: 0.3,
+         min_mass: 0.3, profile_every: 5, measure_cost: false}
 """
 # Of a step's line: all but times and memory.
 COMPARED = ["step", "loss", "grad_norm", "lr", "loss_bins", "density", "sparse_blocks", "captured_mass"]
