@@ -1,10 +1,10 @@
 /* SIMD variants of select_histogram and select_lists (ops/select.h): they compute histograms of estimates and
  * key lists from the features of queries (proxies) and of keys (candidates).
  *
- * Candidates are first transposed in blocks of (features, candidates). Candidates are then in vector lanes,
- * and the proxies of a *team*, a few consecutive groups, are the rows of a tile product, so that small groups
- * fill its rows, too. One row of estimates per group of a team exists per worker, never the whole matrix of
- * scores.
+ * Candidates are first transposed in blocks of (features, candidates), so that they are in vector lanes.
+ * Proxies are the rows of a tile product. The few proxies of a small group would leave rows empty, so several
+ * consecutive groups, a team, are scored in one product. Each worker holds one row of estimates for each
+ * group of a team, never the whole matrix of scores.
  *
  * Lists are made in three steps: first the spans of each group are chosen and marked as bits, and their
  * number and mass computed; then the offsets of the lists are computed in order; then the bits are written as
@@ -117,12 +117,11 @@ static size_t select_scratch_layout(const Select *s, float *base, Scratch *scrat
     return used;
 }
 
-/* Returns how many groups have the proxies that fill the rows of a tile product; 1 if one group fills them.
- */
+/* Returns the number of groups in a team: as many as fill the rows of a tile product, at least one. */
 static int64_t team_groups(const DsviSelectArgs *args)
 {
     int64_t per_group = args->group / args->chunk;
-    return per_group < DSVI_TILE_ROWS ? DSVI_TILE_ROWS / per_group : 1;
+    return per_group > 0 && per_group < DSVI_TILE_ROWS ? DSVI_TILE_ROWS / per_group : 1;
 }
 
 static size_t select_take(size_t *used, size_t bytes)

@@ -17,6 +17,7 @@ static void sparse_settings(DsvConfig *settings)
     settings->sparse_grain = 1;
     settings->sparse_target_mass = 0.9;
     settings->sparse_target_density = 0.2;
+    settings->sparse_min_keys = 0;
     settings->sparse_dense_finish = 0;
     settings->sparse_max_error = 0.35;
     settings->sparse_max_head_error = 0.9;

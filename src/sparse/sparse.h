@@ -7,10 +7,9 @@
  * dsvi_sparse_backward where it would otherwise call attention. The training loop calls
  * dsvi_sparse_step_begin and dsvi_sparse_step_end.
  *
- * Lists hold the fraction target_mass of the attention, but at most the fraction target_density of the keys, or
- * min_keys keys if those are more.
- * Lists of wide attention are therefore cut short, which costs training little while captured mass stays
- * above min_mass (docs/study.md). Lists of narrow attention have as many keys as they need.
+ * Lists hold the fraction target_mass of the attention, but at most the fraction target_density of the keys,
+ * or min_keys keys if those are more. Lists of wide attention are therefore cut short, which costs training
+ * little (docs/study.md). Lists of narrow attention have as many keys as they need.
  *
  * With a tail (sparse.tail, ops/attention_tail.h) the keys outside the lists are stood in for by means of
  * queries and keys.
@@ -172,8 +171,8 @@ DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings);
  * sparse.target_density, or sparse.min_keys if those are more. 0: no limit. */
 double dsvi_sparse_list_density(const DsvConfig *settings, int64_t tokens);
 /* Returns the FLOPs of attention to `tokens` tokens, over lists as long as they may be and their tail, as a
- * fraction of those of dense attention. 1: sparse attention is off, or lists would be denser than
- * sparse.max_density. */
+ * fraction of those of dense attention. Lists are at most as dense as sparse.max_density. 1: sparse attention
+ * is off, or all lists would be denser, so that all blocks stay dense. */
 double dsvi_sparse_expected_work(const DsvConfig *settings, int64_t tokens);
 /* Creates the layer from the sparse.* options. Copies `settings`; `log` may be NULL. The backend and
  * shape->cp must outlive the layer. */

@@ -106,9 +106,10 @@ double dsvi_sparse_expected_work(const DsvConfig *settings, int64_t tokens)
 {
     DsviSparseTail tail = dsvi_sparse_tail_of(settings);
     double lists = dsvi_sparse_list_density(settings, tokens);
-    if (!settings->sparse_enabled || lists > settings->sparse_max_density)
+    bool exact = settings->sparse_target_mass <= 0 && strcmp(settings->sparse_rule, "threshold") == 0;
+    if (!settings->sparse_enabled || (exact && lists > settings->sparse_max_density))
         return 1;
-    if (lists <= 0)
+    if (lists <= 0 || lists > settings->sparse_max_density)
         lists = settings->sparse_max_density;
     return fmin(1, lists + (tail.chunk > 0 ? 1 / (double)(tail.chunk * tail.run) : 0));
 }
@@ -116,19 +117,24 @@ double dsvi_sparse_expected_work(const DsvConfig *settings, int64_t tokens)
 /* Raises sparse.target_density to sparse.min_keys, and sparse.list_memory to what these lists need. */
 static void allow_min_keys(DsviSparse *s)
 {
-    char line[200];
-    double density = dsvi_sparse_list_density(&s->settings, s->shape.tokens);
-    if (density <= s->settings.sparse_target_density)
+    DsvConfig *settings = &s->settings;
+    char line[320], dense[96] = "";
+    double density = dsvi_sparse_list_density(settings, s->shape.tokens), keys = (double)s->shape.tokens;
+    if (density <= settings->sparse_target_density)
         return;
+    if (density > settings->sparse_max_density)
+        snprintf(dense, sizeof dense,
+                 "; blocks whose lists hold more than sparse.max_density, %g, stay dense",
+                 settings->sparse_max_density);
     snprintf(line, sizeof line,
-             "lists may hold %lld of the %lld keys, a fraction of %.3g: sparse.min_keys allows more than "
-             "sparse.target_density, %g",
-             (long long)fmin((double)s->settings.sparse_min_keys, (double)s->shape.tokens),
-             (long long)s->shape.tokens, density, s->settings.sparse_target_density);
-    s->settings.sparse_target_density = density;
-    s->settings.sparse_list_memory = fmin(1,
-                                          fmax(s->settings.sparse_list_memory, DSVI_SPARSE_SLACK * density));
-    if (s->settings.sparse_enabled)
+             "lists may hold %.0f of the %.0f keys, a fraction of %.3g: sparse.min_keys allows more than "
+             "sparse.target_density, %g%s",
+             density * keys, keys, density, settings->sparse_target_density, dense);
+    settings->sparse_target_density = density;
+    settings->sparse_list_memory = fmin(
+        1,
+        fmax(settings->sparse_list_memory, DSVI_SPARSE_SLACK * fmin(density, settings->sparse_max_density)));
+    if (settings->sparse_enabled)
         dsvi_sparse_log_line(s, line);
 }
 

@@ -30,8 +30,8 @@
 extern "C" {
 #endif
 
-/* Lists differ from pass to pass, mainly with the noise level, so there is memory for so many times as many
- * keys as lists may have. */
+/* Memory for lists is this factor times what lists may hold, because lists differ from pass to pass, mainly
+ * with the noise level. */
 #define DSVI_SPARSE_SLACK 1.25
 
 /* Seconds that one block's attention took when computed both densely and over lists (sparse_times.c). */

@@ -267,9 +267,9 @@ static DsvStatus trainer_allocate_host(DsviTrainer *t)
     if (status == DSV_E_NO_MEMORY && plan->by_class[DSVI_MEM_SPARSE] > 0)
         return dsvi_fail_prefix(status,
                                 "sparse.offload_lists is true, and lists take %.1f GiB of the host's "
-                                "memory with sparse.list_memory=%g",
+                                "memory with sparse.list_memory=%g and sparse.min_keys=%lld",
                                 (double)plan->by_class[DSVI_MEM_SPARSE] / 1073741824.0,
-                                t->settings->sparse_list_memory);
+                                t->settings->sparse_list_memory, (long long)t->settings->sparse_min_keys);
     if (status == DSV_E_NO_MEMORY && t->held_out && dsvi_held_out_bytes(t->held_out) > plan->used / 2)
         return dsvi_fail_prefix(status,
                                 "validation.clips is %lld, and this rank's held-out windows take "

@@ -117,17 +117,18 @@ static void refused_by_the_guard(void **state)
     static Outcome out;
     (void)state;
     sample_dense_in_order();
-    assert_ok(sample_with("sparse.enabled=true sparse.target_density=0.1 sparse.min_keys=0 sparse.min_mass=0.99 "
-                          "sparse.warmup_steps=1",
-                          NULL, "refused.safetensors", &out));
+    assert_ok(
+        sample_with("sparse.enabled=true sparse.target_density=0.1 sparse.min_keys=0 sparse.min_mass=0.99 "
+                    "sparse.warmup_steps=1",
+                    NULL, "refused.safetensors", &out));
     assert_true(difference("refused.safetensors", "ordered.safetensors") == 0);
     assert_non_null(strstr(out.log, "block 1: sparse in 0 of 6 steps, mean density 1.000"));
     assert_non_null(strstr(out.log, "0 of 2 blocks were sparse"));
 }
 
-#define ACCEPTED                                                                                \
-    "sparse.enabled=true sparse.target_density=0.3 sparse.min_keys=0 sparse.min_mass=0.01 sparse.min_head_mass=0" \
-    " sparse.warmup_steps=1 sparse.profile_every=2"
+#define ACCEPTED                                                                            \
+    "sparse.enabled=true sparse.target_density=0.3 sparse.min_keys=0 sparse.min_mass=0.01 " \
+    "sparse.min_head_mass=0 sparse.warmup_steps=1 sparse.profile_every=2"
 
 static void same_bits_again(void **state)
 {

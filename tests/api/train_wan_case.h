@@ -89,6 +89,7 @@ static inline void sized_settings(DsvConfig *settings, const char *folder)
     set(settings, "gradient_accumulation_steps", "2");
     set(settings, "train_batch_size", "1");
     set(settings, "sparse.enabled", "true");
+    set(settings, "sparse.min_keys", "0");
     set(settings, "validation.data", scratch_path("clips"));
     set(settings, "validation.clips", "2");
 }

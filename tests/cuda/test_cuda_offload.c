@@ -44,6 +44,7 @@ static DsvConfig settings_of(const char *keep, bool offload)
         "sparse.group=64",
         "sparse.measure_cost=false",
         "sparse.max_density=0.25",
+        "sparse.min_keys=0",
         "sparse.list_memory=0.3",
         "sparse.profile_every=2",
     };

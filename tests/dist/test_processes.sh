@@ -131,7 +131,7 @@ equal one four
 
 echo "lists with a tail, on ranks that divide tokens or heads"
 tail=("${train[@]}" sparse.group=16 sparse.chunk=16 sparse.max_error=9 sparse.max_head_error=9
-    sparse.target_density=0.3 sparse.tail_chunk=16 max_train_steps=5)
+    sparse.target_density=0.3 sparse.min_keys=0 sparse.tail_chunk=16 max_train_steps=5)
 for kind in query key both; do
     "${tail[@]}" sparse.tail=$kind train_batch_size=2 "output_dir=$work/$kind" >"$work/said" 2>&1 ||
         fail "tail $kind" "$work/said"

@@ -74,8 +74,31 @@ static void test_min_keys(void **state)
         }
         assert_int_equal(strstr(rig.log, "lists may hold 96 of the 256 keys, a fraction of 0.375") != NULL,
                          n == 2);
+        assert_null(strstr(rig.log, "stay dense"));
         rig_close(&rig);
     }
+}
+
+/* Lists that would be denser than max_density leave all blocks dense, and the log says why. */
+static void test_min_keys_of_few_tokens(void **state)
+{
+    static Rig rig;
+    DsvConfig settings = rig_settings();
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 4, 8, 8, DSVI_F32);
+    (void)state;
+    rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.target_density=0.05");
+    rig_set(&settings, "sparse.min_keys=192");
+    rig_set(&settings, "sparse.min_mass=0");
+    rig_set(&settings, "sparse.min_head_mass=0");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 3, 0);
+    for (int step = 1; step <= 2; step++)
+        rig_step(&rig, step, true);
+    assert_non_null(
+        strstr(rig.log, "; blocks whose lists hold more than sparse.max_density, 0.5, stay dense"));
+    assert_null(dsvi_sparse_lists(rig.sparse, 0));
+    rig_close(&rig);
 }
 
 /* What plans reckon with: the lists of min_keys and the tail, and dense attention where no block may be
@@ -88,6 +111,12 @@ static void test_expected_work(void **state)
     assert_true(dsvi_sparse_expected_work(&settings, 32760) == 0.05 + 1.0 / 64);
     assert_true(dsvi_sparse_expected_work(&settings, 4096) == 0.25 + 1.0 / 64);
     assert_true(dsvi_sparse_expected_work(&settings, 1024) == 1);
+    rig_set(&settings, "sparse.rule=topk"); /* lists may then be shorter, and blocks sparse */
+    assert_true(dsvi_sparse_expected_work(&settings, 1024) == settings.sparse_max_density + 1.0 / 64);
+    rig_set(&settings, "sparse.rule=threshold");
+    rig_set(&settings, "sparse.target_mass=0.9");
+    assert_true(dsvi_sparse_expected_work(&settings, 1024) == settings.sparse_max_density + 1.0 / 64);
+    rig_set(&settings, "sparse.target_mass=0");
     rig_set(&settings, "sparse.min_keys=0");
     assert_true(dsvi_sparse_expected_work(&settings, 1024) == 0.05 + 1.0 / 64);
     rig_set(&settings, "sparse.target_density=0");
@@ -498,6 +527,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_targets),
         cmocka_unit_test(test_min_keys),
+        cmocka_unit_test(test_min_keys_of_few_tokens),
         cmocka_unit_test(test_expected_work),
         cmocka_unit_test(test_prescribed),
         cmocka_unit_test(test_prescribed_by_threshold),
