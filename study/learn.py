@@ -53,7 +53,8 @@ BARE = ["sparse.order=tube", "sparse.grain=1", "sparse.tail=none", "sparse.targe
 # The default rule of dsv.
 DEFAULT = ["sparse.order=cube", "sparse.grain=8", "sparse.group=64", "sparse.tail=query",
            "sparse.tail_chunk=64", "sparse.target_mass=0", "sparse.target_density=0.05",
-           "sparse.min_keys=1024", "sparse.max_error=0.65", "sparse.max_head_error=1", "sparse.dense_finish=0.15"]
+           "sparse.min_keys=1024", "sparse.max_error=0.65", "sparse.max_head_error=1",
+           "sparse.dense_finish=0.15"]
 FRAME, TUBE = ["sparse.order=hilbert"], ["sparse.order=tube"]
 MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", "sparse.target_density=0",
                        f"sparse.min_mass={mass / 100 - 0.05:.2f}", "sparse.min_head_mass=0"]

@@ -45,7 +45,7 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
         lists2-query64-cube-grain8 lists20-cube-grain8 lists5-cube-grain8" ;;
 100m) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 early=
     alone=lists20 pairs="lists5-query64 lists5-query64-cube-grain8" ;;
-100m-16k*) config=learn_large.yaml clips=160 steps=700 trunk=420 jobs=3 held=16
+100m-16k | 100m-16k-wsd) config=learn_large.yaml clips=160 steps=700 trunk=420 jobs=3 held=16
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
     dense=dense pairs=lists5-query64-cube-grain8 early=
     [ $part = 100m-16k ] || pairs="$pairs lists2.5-query64-cube-grain8" ;;

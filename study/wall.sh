@@ -20,11 +20,12 @@ case $part in
 7m) clips=160 held=32 steps=120 most=100000 size="--height 128 --width 512 --frames 93 --shapes 20"
     settings="height=128 width=128 train_batch_size=1 validation.clips=32"
     settings="$settings data.workers=4 data.cache_mb=3200" ;;
-100m*) config=learn_large.yaml clips=160 held=16 steps=60 most=100000 time_seeds=0 variants=dense,lists
+100m | 100m-once) config=learn_large.yaml clips=160 held=16 steps=60 most=100000 time_seeds=0
+    variants=dense,lists
     [ $part = 100m ] || variants=dense,lists-at-once
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8" ;;
 cpu) use_cpu; steps=40 most=60 ;;
-*) echo "wall.sh: PART is $part, expected 7m, 100m or cpu" >&2; exit 2 ;;
+*) echo "wall.sh: PART is $part, expected 7m, 100m, 100m-once or cpu" >&2; exit 2 ;;
 esac
 settings="$settings validation.every=0"
 clip_folder=$out/clips-wall-$part name=wall-$part status=0
