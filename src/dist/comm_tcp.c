@@ -30,7 +30,7 @@ typedef struct World {
     int *socket;          /* (size); -1: this rank's own entry, and connections that have ended */
     bool *within;         /* (size) whether a frame to this rank is sent in part */
     bool failed;
-    bool notify; /* this rank found the failure and sends it to the others */
+    bool found; /* this rank found the failure: no other rank reported it */
     char sentence[DSVI_MESSAGE_BYTES];
     int64_t last_number; /* see DsviComm */
     double checked;      /* clock of the last check of all connections */
@@ -64,14 +64,16 @@ static void send_failure(const World *w, int64_t rank)
         (void)dsvi_frame_send(w->socket[rank], DSVI_FRAME_FAILURE, w->sentence, strlen(w->sentence));
 }
 
-static void tcp_set_failed(World *w, const char *sentence, bool notify_others)
+/* Records the first failure and sends it to all ranks, also if another rank reported it: this rank ends soon,
+ * and a rank that the report has not yet reached would take the end of this rank for the failure. */
+static void tcp_set_failed(World *w, const char *sentence, bool found)
 {
     if (w->failed)
         return;
     w->failed = true;
-    w->notify = notify_others;
+    w->found = found;
     snprintf(w->sentence, sizeof w->sentence, "%s", sentence);
-    for (int64_t r = 0; r < w->size && notify_others; r++)
+    for (int64_t r = 0; r < w->size; r++)
         send_failure(w, r);
 }
 
@@ -309,7 +311,7 @@ static void finish_frames(TcpComm *t)
             if (t->poller[r].fd >= 0 && t->poller[r].revents)
                 finish_frame(t, r);
     }
-    w->notify = false;
+    w->found = false;
 }
 
 /* Sends and receives all frames of one exchange. Called while holding the lock, which is released during
@@ -339,7 +341,7 @@ static DsvStatus tcp_exchange_frames(TcpComm *t)
         }
         check_all_ranks(w);
     }
-    if (w->failed && w->notify && !failed_before)
+    if (w->failed && w->found && !failed_before)
         finish_frames(t);
     if (status != DSV_OK)
         return DSVI_FAIL(status, "%s", w->sentence);

@@ -346,6 +346,72 @@ static void a_failure_of_one_ends_all(void **state)
     }
 }
 
+/* A rank that the test plays on plain sockets: how it meets the other two. */
+typedef struct Played {
+    int64_t rank;
+    int port;
+    DsvStatus status;
+    int socket[3];
+} Played;
+
+static void *meet(void *context)
+{
+    Played *played = context;
+    DsviMeeting meeting = meeting_of(played->rank, 3, "127.0.0.1", played->port, 60);
+    played->status = dsvi_tcp_mesh_connect(&meeting, played->socket);
+    return NULL;
+}
+
+/* Rank 0 of three, which waits for a message from rank 2. */
+static void *wait_for_rank_2(void *context)
+{
+    Lone *lone = context;
+    DsviComm *comm;
+    char in[8];
+    DsviPiece send[3] = {{0}}, receive[3] = {{0}, {0}, {in, sizeof in}};
+    lone->status = create(0, 3, "127.0.0.1", lone->port, 60, &comm);
+    if (lone->status != DSV_OK)
+        return NULL;
+    lone->status = dsvi_comm_exchange(comm, send, receive);
+    snprintf(lone->sentence, sizeof lone->sentence, "%s", dsv_error_message());
+    dsvi_comm_close(&comm);
+    return NULL;
+}
+
+/* Rank 1 reports a failure to rank 0 only. Rank 0 passes the report on to rank 2 before its connection ends,
+ * so that rank 2 does not take the end of rank 0 for the failure. */
+static void a_report_is_passed_on(void **state)
+{
+    static const char reason[] = "rank 1: the disk is full";
+    Lone lone = {.port = next_port()};
+    Played one = {.rank = 1, .port = lone.port}, two = {.rank = 2, .port = lone.port};
+    pthread_t zero, meeting;
+    DsviFrameHead head;
+    unsigned char data[1024];
+    (void)state;
+    assert_int_equal(pthread_create(&zero, NULL, wait_for_rank_2, &lone), 0);
+    assert_int_equal(pthread_create(&meeting, NULL, meet, &one), 0);
+    meet(&two);
+    pthread_join(meeting, NULL);
+    assert_ok(one.status);
+    assert_ok(two.status);
+    assert_true(dsvi_frame_send(one.socket[0], DSVI_FRAME_FAILURE, reason, strlen(reason)));
+    size_t got = receive_until_end(two.socket[0], data, sizeof data);
+    pthread_join(zero, NULL);
+    assert_int_equal(lone.status, DSV_E_RANK);
+    assert_string_equal(lone.sentence, reason);
+    assert_int_equal(got, sizeof head + strlen(reason));
+    memcpy(&head, data, sizeof head);
+    assert_int_equal(head.kind, DSVI_FRAME_FAILURE);
+    assert_memory_equal(data + sizeof head, reason, strlen(reason));
+    for (int r = 0; r < 3; r++) {
+        if (r != 1)
+            close(one.socket[r]);
+        if (r != 2)
+            close(two.socket[r]);
+    }
+}
+
 static void different_lengths_are_reported(void **state)
 {
     RankOutcome outcome[RANKS_MAX];
@@ -419,6 +485,7 @@ int main(void)
         cmocka_unit_test(calls),
         cmocka_unit_test(large_messages),
         cmocka_unit_test(a_failure_of_one_ends_all),
+        cmocka_unit_test(a_report_is_passed_on),
         cmocka_unit_test(a_failure_within_a_message_is_understood),
         cmocka_unit_test(a_wrong_frame_within_a_message_is_answered),
         cmocka_unit_test(a_rank_that_ends_within_the_last_message_causes_no_busy_wait),
