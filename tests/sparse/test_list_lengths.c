@@ -331,9 +331,8 @@ static void test_exploration(void **state)
         dsvi_sparse_force(rig.sparse, true);
         int32_t *first = NULL;
         for (int64_t step = 1; step <= 3; step++) {
-            const DsviLists *lists = dsvi_sparse_lists(rig.sparse, 0);
             rig_step(&rig, step, step < 3); /* no exploration outside training */
-            lists = dsvi_sparse_lists(rig.sparse, 0);
+            const DsviLists *lists = dsvi_sparse_lists(rig.sparse, 0);
             density[step - 1] = density_of(lists);
             int64_t spans = lists->offsets[dsvi_lists_count(lists)];
             if (step == 1) {
