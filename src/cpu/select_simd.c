@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "cpu/simd_fill.h"
 #include "cpu/simd_math.h"
+#include "cpu/simd_rows.h"
 #include "cpu/tile_product.h"
 
 enum {
@@ -305,8 +306,7 @@ static float log_sum(bool coarse, const LaneSums *lanes)
  */
 static int64_t first_proxy(const Select *s, int64_t g)
 {
-    int64_t first = g * (s->args->group / s->args->chunk);
-    return first < s->proxies ? first : s->proxies;
+    return dsvi_min(g * (s->args->group / s->args->chunk), s->proxies);
 }
 
 /* Computes the log-sum-exp of the scores of each proxy of groups [g, g_end), over all candidates. */
@@ -427,11 +427,6 @@ static void add_to_histogram(const float *estimate, int64_t spans, double *count
     }
 }
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Fills the partial histograms of slices [begin, end). Slice n is a part of the groups of (batch, head) n
  * / SLICES. */
 static void histogram_range(void *context, int64_t begin, int64_t end, int worker)
@@ -449,7 +444,7 @@ static void histogram_range(void *context, int64_t begin, int64_t end, int worke
                 counted = transpose_counted(s, pair, dsvi_select_rotation(s->args, pair * s->groups + g),
                                             scratch.counted);
             tile = g / DSVI_COUNTED_GROUPS;
-            next = least(least(g + s->team, last), (tile + 1) * DSVI_COUNTED_GROUPS);
+            next = dsvi_min(dsvi_min(g + s->team, last), (tile + 1) * DSVI_COUNTED_GROUPS);
             team_lse(s, &scratch, pair, g, next);
             team_estimates(s, &counted, &scratch, pair, g, next);
             for (int64_t group = g; group < next; group++)
@@ -624,7 +619,7 @@ static void choose(const Select *s, int64_t n, const float *estimate, uint64_t *
 
 static int64_t teams_of_pair(const Select *s)
 {
-    return (s->groups + s->team - 1) / s->team;
+    return dsvi_pieces(s->groups, s->team);
 }
 
 /* Chooses the spans of the lists of teams [begin, end); teams are numbered through all (batch, head). */
@@ -634,7 +629,7 @@ static void choose_range(void *context, int64_t begin, int64_t end, int worker)
     Scratch scratch = select_scratch_of(s, worker);
     for (int64_t n = begin; n < end; n++) {
         int64_t pair = n / teams_of_pair(s), first = n % teams_of_pair(s) * s->team;
-        int64_t last = least(first + s->team, s->groups);
+        int64_t last = dsvi_min(first + s->team, s->groups);
         const Columns all = columns_of_pair(s, pair);
         team_estimates(s, &all, &scratch, pair, first, last);
         for (int64_t g = first; g < last; g++)
