@@ -244,6 +244,8 @@ def parse():
     unknown = [word for word in rest if word.startswith("-") or "=" not in word]
     if unknown or not args.files:
         parser.error(f"{' '.join(unknown) or 'no FILE'}: expected files, flags and options key=value of dsv")
+    if args.heads is not None and args.heads < 1:
+        parser.error(f"--heads is {args.heads}, expected at least 1")
     if not set(args.blocks) <= {64, 128}:
         parser.error("--blocks must be 64, 128 or both")
     if not set(args.scores) <= set(SCORES):
