@@ -15,19 +15,20 @@ Needs only Python and dsv.
 With --trunk STEP the first STEP steps are trained once per seed, with dense attention. All variants continue
 from its weights, optimizer moments and samples, so that they start when attention is already concentrated on
 few keys. Variants whose names end in -from10 continue from a tenth of the steps, and those in -scratch train
-all steps themselves. A variant VARIANT-finish continues VARIANT with dense attention for the last 15 % of the
-steps.
+all steps themselves. The variants VARIANT-finish, VARIANT-finish10 and VARIANT-finish5 continue VARIANT with
+dense attention for the last 15, 10 and 5 % of the steps.
 
 A plan is a JSON file {"variants": {NAME: [option, ...]}, "measures": {NAME: VARIANT}} with variants in
 place of those of --list. max_train_steps among a variant's options is its own number of steps. A NAME of
 `measures`, which is also in `variants`, trains nothing: it measures the held-out loss of the finished run
 VARIANT with its own options, for example at other noise levels. Other keys of the plan are for the programs
-that make tables; study.json holds the plan. The endings -finish, -from10 and -scratch mean the same in a
-plan."""
+that make tables; study.json holds the plan. The endings -finish, -finish10, -finish5, -from10 and -scratch
+mean the same in a plan."""
 import argparse
 import csv
 import fnmatch
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -66,7 +67,8 @@ TENTH = FRAME + ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.mi
 # without.
 LISTS = TUBE + ["sparse.target_mass=0", "sparse.min_mass=0", "sparse.min_head_mass=0", "sparse.max_density=1",
                 "sparse.max_error=100", "sparse.max_head_error=100"]
-FINISH = 0.15  # fraction of the steps at the end that VARIANT-finish trains with dense attention
+# {ending: fraction of the steps at the end that VARIANT with this ending trains with dense attention}
+FINISHES = {"-finish": 0.15, "-finish10": 0.1, "-finish5": 0.05}
 BLOCKS = ["sparse.selector=pooled", "sparse.order=cube", "sparse.group=64", "sparse.grain=64"]
 
 
@@ -105,10 +107,10 @@ def tail_variants():
                "near": ["sparse.explore_kind=neighbours", "sparse.explore=0.2"],
                "cube-chunk4": cube + chunk4, "cube-grain4": [*cube, "sparse.grain=4"],
                "cube-grain8": cube + grain8, "cube-grain8-chunk4": cube + grain8 + chunk4}
-    for percent in (2, 2.5, 10, 12.5, 18.75, 20, 25):
+    for percent in (2, 2.5, 6.25, 10, 12.5, 18.75, 20, 25):
         table[f"lists{percent}-query64"] = lists(percent, *query(64))
-    for name in ("lists2-query64", "lists2.5-query64", "lists5", "lists5-query64", "lists10",
-                 "lists10-query64", "lists12.5-query64", "lists18.75-query64", "lists20",
+    for name in ("lists2-query64", "lists2.5-query64", "lists5", "lists5-query64", "lists6.25-query64",
+                 "lists10", "lists10-query64", "lists12.5-query64", "lists18.75-query64", "lists20",
                  "lists25-query64"):
         for change, options in changes.items():
             table[f"{name}-{change}"] = table[name] + options
@@ -116,9 +118,10 @@ def tail_variants():
     for percent in (5, 10):
         table[f"blocks{percent}-query64"] = lists(percent, *BLOCKS, *query(64))
     for name, settings in list(table.items()):
-        table[f"{name}-finish"] = settings + [f"sparse.dense_finish={FINISH}"]
         table[f"{name}-from10"] = settings
-        table[f"{name}-from10-finish"] = table[f"{name}-finish"]
+        for ending, fraction in FINISHES.items():
+            finish = settings + [f"sparse.dense_finish={fraction}"]
+            table |= {f"{name}{ending}": finish, f"{name}-from10{ending}": finish}
     return table
 
 
@@ -126,7 +129,8 @@ def variants(steps):
     """{name: options}, in the order in which variants are run."""
     early, late, end = (f"sparse.warmup_steps={int(steps * part)}" for part in (0.1, 0.5, 0.8))
     table = {"dense": [f"sparse.warmup_steps={steps + 1}"]}  # measured like other variants, but never sparse
-    table["dense-again"] = table["dense"]  # on a GPU two equal runs differ, as the order of sums varies
+    # On a GPU two equal runs differ, as the order of sums varies.
+    table["dense-again"] = table["dense-again-from10"] = table["dense"]
     for mass, settings in MASS.items():
         table[f"mass{mass}"] = settings
     table["tenth-early"] = TENTH + [early]
@@ -226,7 +230,7 @@ def prepare(args):
     args.out.mkdir(parents=True, exist_ok=True)
     # Jobs that share a GPU slow each other down, so their times are not used.
     times = not args.gpus or args.jobs <= len(args.gpus)
-    about = {"times": times, "options": args.table, "finish": FINISH}
+    about = {"times": times, "options": args.table}
     path.write_text(json.dumps({**study, **about}, indent=1) + "\n")
     write_list(args.out / "train.csv", train)
     write_list(args.out / "held-out.csv", held)
@@ -239,37 +243,38 @@ def early_step(args):
     return args.steps // 10
 
 
-def finish_step(steps):
+def finish_of(name):
+    """The ending of a variant with a dense finish, or None."""
+    return next((ending for ending in FINISHES if name.endswith(ending)), None)
+
+
+def finish_step(steps, ending):
     """The last step before the dense finish, as dsv rounds it."""
-    return steps - int(FINISH * steps + 0.5)
+    return steps - int(FINISHES[ending] * steps + 0.5)
 
 
 class Run:
     """One variant with one seed. It continues the run `origin` (None: it starts at step 0) from the
-    checkpoint that `origin` writes at its step `keeps`."""
+    checkpoint that `origin` writes at step `first`."""
 
-    def __init__(self, args, name, seed, origin=None):
+    def __init__(self, args, name, seed, origin=None, first=0):
         self.folder = args.out / name / f"seed-{seed}"
         self.title = f"{name} seed {seed}"
-        self.origin = origin
         self.last = steps_of({"steps": args.steps, "options": args.table}, name)
-        self.steps = self.last - (origin.keeps if origin else 0)
-        self.keeps = None
-        self.process = self.gpu = None
         self.command = command_of(args, seed, self.folder) + args.table[name] + args.settings
+        self.follow(origin, first)
 
-    def keep(self, step):
-        """Lets the run write a checkpoint at `step`, from which other runs continue."""
-        if self.keeps != step:
-            self.command += [f"checkpointing_steps={step}", "checkpoints_total_limit=0"]
-        self.keeps = step
-        return self
+    def follow(self, origin, first):
+        self.origin, self.first, self.steps = origin, first, self.last - first
+        self.kept, self.process, self.gpu = set(), None, None
+        if origin:
+            origin.kept.add(first)
 
-    def checkpoint(self):
-        return self.folder / f"checkpoint-{self.keeps}"
+    def checkpoint(self, step):
+        return self.folder / f"checkpoint-{step}"
 
     def ready(self):
-        return not self.origin or self.origin.checkpoint().exists()
+        return not self.origin or self.origin.checkpoint(self.first).exists()
 
     def finished(self):
         """True if the run wrote the held-out loss of its last step, which is its last output."""
@@ -285,8 +290,10 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.started, self.stopped, self.gpu = time.monotonic(), False, gpu
         settings = ["device=cuda"] if gpu else []
+        if self.kept:
+            settings += [f"checkpointing_steps={math.gcd(*self.kept)}", "checkpoints_total_limit=0"]
         if self.origin and not (self.folder / "latest").exists():
-            self.origin.grow(self.folder)
+            self.origin.grow(self.folder, self.first)
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu else None
         with open(self.folder / "log.txt", "a") as log:
             self.process = subprocess.Popen(self.command + settings, env=environment, stdout=log,
@@ -302,18 +309,18 @@ class Run:
             self.process.send_signal(signal.SIGTERM)
         self.stopped = True
 
-    def grow(self, folder):
-        """Fills the folder of a run as if the run had trained this run's steps up to the checkpoint itself.
-        A held-out loss of the checkpoint's step is left out, because the other run may measure it otherwise.
-        `latest` is written last; without it the next call fills the folder again."""
+    def grow(self, folder, step):
+        """Fills the folder of a run as if the run had trained this run's steps up to `step` itself. A held-out
+        loss of this step is left out, because the other run may measure it otherwise. `latest` is written
+        last; without it the next call fills the folder again."""
         for path in self.folder.glob("*.jsonl"):
-            last = self.keeps - (path.name == "validation.jsonl")
+            last = step - (path.name == "validation.jsonl")
             with open(folder / path.name, "w") as copy:
                 for line in path.read_text().splitlines(keepends=True):
                     # the last line may be incomplete, because this run may be writing it
                     if line.endswith("\n") and json.loads(line)["step"] <= last:
                         copy.write(line)
-        checkpoint = self.checkpoint()
+        checkpoint = self.checkpoint(step)
         shutil.copytree(checkpoint, folder / checkpoint.name, dirs_exist_ok=True)
         (folder / "latest").write_text(checkpoint.name + "\n")
 
@@ -323,27 +330,24 @@ class Run:
 
 
 class Trunk(Run):
-    """The steps that all runs of a seed share, up to `step`. They run without a selector, so that any variant
-    can continue."""
+    """The steps that all runs of a seed share, up to step `last`. They run without a selector, so that any
+    variant can continue."""
 
-    def __init__(self, args, seed, step, origin=None):
-        self.folder = args.out / f"trunk-{step}" / f"seed-{seed}"
-        self.title = f"trunk seed {seed} to step {step}"
-        self.origin = origin
-        self.process = self.gpu = None
-        self.last, self.keeps = step, None
-        self.steps = step - (origin.keeps if origin else 0)
+    def __init__(self, args, seed, last, origin=None, first=0):
+        self.folder = args.out / f"trunk-{last}" / f"seed-{seed}"
+        self.title = f"trunk seed {seed} to step {last}"
+        self.last = last
         self.command = command_of(args, seed, self.folder) + args.settings + ["sparse.enabled=false"]
-        self.keep(step)
+        self.follow(origin, first)
 
     def finished(self):
-        return self.checkpoint().exists()
+        return self.checkpoint(self.last).exists()
 
     def result(self):
-        return f"{self.checkpoint().name} is written"
+        return f"{self.checkpoint(self.last).name} is written"
 
     def enough(self):
-        return self.checkpoint().exists()
+        return self.finished()
 
 
 def command_of(args, seed, folder):
@@ -447,21 +451,25 @@ def with_origins(args, plan):
     def trunk(seed, step):
         if (seed, step) not in made:
             early = early_step(args)
-            needs = any(name.endswith(("-from10", "-from10-finish")) for name, _ in plan)
-            made[seed, step] = Trunk(args, seed, step, trunk(seed, early) if step > early and needs else None)
+            follows = step > early and any("-from10" in name for name, _ in plan)
+            made[seed, step] = Trunk(args, seed, step, *((trunk(seed, early), early) if follows else ()))
         return made[seed, step]
+
+    def origin_of(name, seed):
+        """The run that variant `name` continues, and the step; () if it starts at step 0."""
+        if name in measures:
+            origin = run(measures[name], seed)
+            return origin, origin.last
+        if ending := finish_of(name):
+            return run(name.removesuffix(ending), seed), finish_step(args.steps, ending)
+        if args.trunk and not name.endswith("-scratch"):
+            first = early_step(args) if name.endswith("-from10") else args.trunk
+            return trunk(seed, first), first
+        return ()
 
     def run(name, seed):
         if (name, seed) not in made:
-            origin = None
-            if name in measures:
-                origin = run(measures[name], seed)
-                origin.keep(origin.last)
-            elif name.endswith("-finish"):
-                origin = run(name.removesuffix("-finish"), seed).keep(finish_step(args.steps))
-            elif args.trunk and not name.endswith("-scratch"):
-                origin = trunk(seed, early_step(args) if name.endswith("-from10") else args.trunk)
-            made[name, seed] = Run(args, name, seed, origin)
+            made[name, seed] = Run(args, name, seed, *origin_of(name, seed))
         return made[name, seed]
 
     for name, seed in plan:

@@ -12,6 +12,9 @@
 #     100m-16k a model of as many parameters with heads of 128, 16,384 tokens: the rule that learns best
 #     7m-keys, 100m-keys   4,096 tokens, longer lists: 12.5 and 25 % of the keys; with -768 in place of -keys
 #              lists of 768 keys
+#     7m-finish, 100m-finish   4,096 tokens, lists of 1,024 keys: dense finishes of 15, 10 and 5 % of the steps,
+#              and lists from the first tenth of the steps on beside dense runs that part there too
+#     100m-8k, 100m-16k-keys, 7m-16k   8,192 and 16,384 tokens: lists of 1,024 keys with the same dense finishes
 #     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that is constant until the
 #              dense finish begins and then falls to 0 (lr_scheduler=wsd)
 #     cpu      a tiny model on the CPU: shows that everything works
@@ -23,12 +26,12 @@ set -eu
 out=$1 seconds=$2 seeds=$3 part=${4:-7m}
 . "$(dirname "$0")/part.sh"
 
-jobs=17 alone= dense=dense,dense-again
+jobs=17 alone= dense=dense,dense-again finishes=-finish
 size="--height 64 --width 512 --frames 93 --shapes 20" held=64
 settings="data.workers=4 data.cache_mb=2600 validation.clips=64"
 pairs="lists5 lists10 lists20 lists5-query64 lists5-query16 lists2-query16 lists5-key64 lists5-key16
     lists5-group128-query32 blocks10 blocks10-coarse"
-longer="lists12.5-query64-cube-grain8 lists25-query64-cube-grain8"
+longer="lists12.5-query64-cube-grain8 lists25-query64-cube-grain8" all_finishes="-finish -finish10 -finish5"
 early="lists5 lists5-query64 lists5-query16 lists20"
 case $part in
 pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-query64 ;;
@@ -45,6 +48,21 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
         lists2-query64-cube-grain8 lists20-cube-grain8 lists5-cube-grain8" ;;
 100m) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 early=
     alone=lists20 pairs="lists5-query64 lists5-query64-cube-grain8" ;;
+7m-finish) clips=256 steps=3000 trunk=1800 dense=dense,dense-again-from10 finishes=$all_finishes
+    pairs=lists25-query64-cube-grain8 early=$pairs ;;
+100m-finish) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense,dense-again-from10
+    pairs=lists25-query64-cube-grain8 early=$pairs finishes=$all_finishes ;;
+100m-8k) config=learn_large.yaml clips=160 steps=2000 trunk=1200 jobs=3 held=16 dense=dense early=
+    size="--height 64 --width 512 --frames 93 --shapes 20" finishes=$all_finishes
+    settings="height=64 width=128 train_batch_size=1 data.workers=4 data.cache_mb=2600 validation.clips=16"
+    pairs=lists12.5-query64-cube-grain8 ;;
+100m-16k-keys) config=learn_large.yaml clips=160 steps=1600 trunk=960 jobs=3 held=16 dense=dense early=
+    size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
+    alone=lists12.5-query64-cube-grain8 pairs=lists6.25-query64-cube-grain8 finishes=$all_finishes ;;
+7m-16k) clips=160 steps=3000 trunk=1800 jobs=4 held=16 dense=dense early=
+    size="--height 128 --width 512 --frames 93 --shapes 20" finishes=$all_finishes
+    settings="height=128 width=128 train_batch_size=1 data.workers=4 data.cache_mb=3200 validation.clips=8"
+    pairs=lists6.25-query64-cube-grain8 ;;
 100m-16k | 100m-16k-wsd) config=learn_large.yaml clips=160 steps=700 trunk=420 jobs=3 held=16
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
     dense=dense pairs=lists5-query64-cube-grain8 early=
@@ -55,7 +73,8 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     pairs=$longer ;;
 100m-wsd) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
     alone=lists25-query64-cube-grain8 pairs="lists5-query64-cube-grain8 lists12.5-query64-cube-grain8" ;;
-cpu) use_cpu; steps=60 trunk=30 jobs=2 early=lists5-query64 ;;
+cpu) use_cpu; steps=60 trunk=30 jobs=2 early=lists5-query64 finishes=$all_finishes
+    dense=dense,dense-again-from10 pairs=lists5-query64 ;;
 *) echo "tail.sh: PART is $part, it must be one of those that tail.sh lists" >&2; exit 2 ;;
 esac
 case $part in *-768) pairs=lists18.75-query64-cube-grain8 ;; esac
@@ -63,8 +82,11 @@ case $part in *-wsd) settings="$settings lr_scheduler=wsd lr_decay_steps=$((step
 jobs=$((jobs * $(echo "${gpus:-0}" | tr , ' ' | wc -w)))
 names=$dense
 for name in $alone; do names=$names,$name; done
-for name in $pairs; do names=$names,$name,$name-finish; done
-for name in $early; do names=$names,$name-from10,$name-from10-finish; done
+for name in $early; do pairs="$pairs $name-from10"; done
+for name in $pairs; do
+    names=$names,$name
+    for ending in $finishes; do names=$names,$name$ending; done
+done
 
 clip_folder=$out/clips-$part status=0
 make_clips

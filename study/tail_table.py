@@ -91,7 +91,7 @@ def add_archive(path, runs):
 
 
 def first_own_step(variant, study):
-    if variant.endswith(("-from10", "-from10-finish")):
+    if "-from10" in variant:
         return study["steps"] // 10
     return study["trunk"]
 
