@@ -38,7 +38,7 @@ import subprocess
 import sys
 import time
 
-from common import clips_of, steps_of
+from common import checkpoints, clips_of, steps_of
 
 HERE = pathlib.Path(__file__).resolve().parent
 GRACE_S = 120  # time to finish a step, or a batch of the held-out loss, and to write a checkpoint
@@ -273,6 +273,14 @@ class Run:
     def checkpoint(self, step):
         return self.folder / f"checkpoint-{step}"
 
+    def prune(self):
+        """Deletes checkpoints from which no run continues: this run continues from its newest."""
+        found = checkpoints(self.folder)
+        newest = None if self.finished() else max(found, default=None)
+        for step, folder in found.items():
+            if step != newest and step not in self.kept:
+                shutil.rmtree(folder)
+
     def ready(self):
         return not self.origin or self.origin.checkpoint(self.first).exists()
 
@@ -410,11 +418,14 @@ def train(args, runs):
                 break
             time.sleep(0.2)
             for run in running:
+                if run.kept:
+                    run.prune()
                 if run.enough():
                     run.stop()
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
                 failed += announce(run, len(waiting) + len(running))
+                run.prune()
                 if run.finished() and run.steps > 0:
                     pace.append((time.monotonic() - run.started) / run.steps)
     finally:

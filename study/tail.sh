@@ -15,6 +15,8 @@
 #     7m-finish, 100m-finish   4,096 tokens, lists of 1,024 keys: dense finishes of 15, 10 and 5 % of the steps,
 #              and lists from the first tenth of the steps on beside dense runs that part there too
 #     100m-8k, 100m-16k-keys, 7m-16k   8,192 and 16,384 tokens: lists of 1,024 keys with the same dense finishes
+#     7m-16k-keys   16,384 tokens, longer lists: 12.5 and 25 % of the keys; and one proxy for every 4 queries
+#     7m-32k   32,768 tokens, lists of 5 and 10 %
 #     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that is constant until the
 #              dense finish begins and then falls to 0 (lr_scheduler=wsd)
 #     cpu      a tiny model on the CPU: shows that everything works
@@ -59,10 +61,15 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
 100m-16k-keys) config=learn_large.yaml clips=160 steps=1600 trunk=960 jobs=3 held=16 dense=dense early=
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
     alone=lists12.5-query64-cube-grain8 pairs=lists6.25-query64-cube-grain8 finishes=$all_finishes ;;
-7m-16k) clips=160 steps=3000 trunk=1800 jobs=4 held=16 dense=dense early=
+7m-32k) clips=160 steps=2000 trunk=1200 jobs=3 held=16 dense=dense early=
+    size="--height 128 --width 512 --frames 93 --shapes 20"
+    settings="height=128 width=256 train_batch_size=1 data.workers=4 data.cache_mb=3200 validation.clips=8"
+    alone=lists10-query64-cube-grain8 pairs=lists5-query64-cube-grain8 ;;
+7m-16k | 7m-16k-keys) clips=160 steps=3000 trunk=1800 jobs=4 held=16 dense=dense early=
     size="--height 128 --width 512 --frames 93 --shapes 20" finishes=$all_finishes
     settings="height=128 width=128 train_batch_size=1 data.workers=4 data.cache_mb=3200 validation.clips=8"
-    pairs=lists6.25-query64-cube-grain8 ;;
+    pairs=lists6.25-query64-cube-grain8
+    [ $part = 7m-16k ] || { alone="$longer lists6.25-query64-cube-grain8-chunk4" pairs=; } ;;
 100m-16k | 100m-16k-wsd) config=learn_large.yaml clips=160 steps=700 trunk=420 jobs=3 held=16
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
     dense=dense pairs=lists5-query64-cube-grain8 early=

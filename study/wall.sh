@@ -24,7 +24,7 @@ case $part in
 100m | 100m-once | 100m-keys) config=learn_large.yaml clips=160 held=16 steps=60 most=100000 time_seeds=0
     variants=dense,lists
     [ $part = 100m ] || variants=dense,lists-at-once
-    [ $part != 100m-keys ] || { density=0.0625 variants=$variants,lists-at-once-dense-end; }
+    [ $part != 100m-keys ] || { most=700 density=0.0625 variants=$variants,lists-at-once-dense-end; }
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8" ;;
 cpu) use_cpu; steps=40 most=60 ;;
 *) echo "wall.sh: PART is $part, expected 7m, 100m, 100m-once, 100m-keys or cpu" >&2; exit 2 ;;
