@@ -318,9 +318,9 @@ class Run:
         self.stopped = True
 
     def grow(self, folder, step):
-        """Fills the folder of a run as if the run had trained this run's steps up to `step` itself. A held-out
-        loss of this step is left out, because the other run may measure it otherwise. `latest` is written
-        last; without it the next call fills the folder again."""
+        """Fills the folder of a run as if the run had trained this run's steps up to `step` itself. A
+        held-out loss of this step is left out, because the other run may measure it otherwise. `latest` is
+        written last; without it the next call fills the folder again."""
         for path in self.folder.glob("*.jsonl"):
             last = step - (path.name == "validation.jsonl")
             with open(folder / path.name, "w") as copy:

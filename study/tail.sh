@@ -12,9 +12,9 @@
 #     100m-16k a model of as many parameters with heads of 128, 16,384 tokens: the rule that learns best
 #     7m-keys, 100m-keys   4,096 tokens, longer lists: 12.5 and 25 % of the keys; with -768 in place of -keys
 #              lists of 768 keys
-#     7m-finish, 100m-finish   4,096 tokens, lists of 1,024 keys: dense finishes of 15, 10 and 5 % of the steps,
-#              and lists from the first tenth of the steps on beside dense runs that part there too
-#     100m-8k, 100m-16k-keys, 7m-16k   8,192 and 16,384 tokens: lists of 1,024 keys with the same dense finishes
+#     7m-finish, 100m-finish   4,096 tokens, lists of 1,024 keys: dense finishes of 15, 10 and 5 % of the
+#              steps, and lists from the first tenth of the steps on beside dense runs that part there too
+#     100m-8k, 100m-16k-keys, 7m-16k   8,192 and 16,384 tokens: lists of 1,024 keys, the same dense finishes
 #     7m-16k-keys   16,384 tokens, longer lists: 12.5 and 25 % of the keys; and one proxy for every 4 queries
 #     7m-32k   32,768 tokens, lists of 5 and 10 %
 #     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that is constant until the

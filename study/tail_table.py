@@ -159,7 +159,7 @@ def plot(path, runs, study):
     for colour, (variant, seeds) in zip(colours, runs.items()):
         if variant == "dense":
             continue
-        finish = variant.endswith("-finish")
+        finish = "-finish" in variant
         work = np.mean([run.work for run in seeds.values()])
         own = over(runs, variant, "own")
         left.errorbar(work, own.mean(), own.std(ddof=1) if len(own) > 1 else None, color=colour,
@@ -175,7 +175,7 @@ def plot(path, runs, study):
     right.set(xlabel="step", ylabel="over dense, % of dense's mean loss",
               title="Training loss, same samples and noise")
     figure.legend(*left.get_legend_handles_labels(), loc="center right", fontsize=8)
-    figure.tight_layout(rect=(0, 0, 0.84, 1))
+    figure.tight_layout(rect=(0, 0, 0.8, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=75)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""test_plans.py: the plans of study/wall.sh and study/experts.sh, how learn.py runs a plan, and the table of
-experts, with a program in place of dsv that writes the files of a run at once."""
+"""test_plans.py: the plans of study/wall.sh and study/experts.sh, how learn.py runs a plan and continues
+runs, and the table of experts, with a program in place of dsv that writes the files of a run at once."""
 import json
 import math
 import pathlib
@@ -35,7 +35,8 @@ if not record.exists() or f'"step": {last},' not in record.read_text():
         file.write(json.dumps({"step": last, "loss": loss, "bins": levels}) + "\\n")
 (run / "metrics.jsonl").write_text(json.dumps({"step": last}) + "\\n")
 (run / "blocks.jsonl").touch()
-for step in {last, int(options.get("checkpointing_steps", last))}:
+every = int(options.get("checkpointing_steps", last))
+for step in {last, *range(every, last + 1, every)}:
     (run / f"checkpoint-{step}").mkdir(exist_ok=True)
 """
 
@@ -106,6 +107,19 @@ def test_experts(work):
     assert len(rows) == len(plan["pairs"]) and any("+20.00" in line for line in lines), lines
 
 
+def test_finishes(work):
+    """Dense finishes of three lengths continue the same run, whose other checkpoints are deleted."""
+    names = ["dense", "lists5-query64", "lists5-query64-from10"]
+    names += [name + ending for name in names[1:] for ending in learn.FINISHES]
+    call("learn.py", "--dsv", work / "dsv", "--clips", work / "clips", "--out", work / "finishes",
+         "--steps", 60, "--trunk", 30, "--jobs", 4, "--seeds", "0", "--variants", ",".join(names))
+    kept = {name: sorted(learn.checkpoints(work / "finishes" / name / "seed-0"))
+            for name in ["trunk-6", "trunk-30", *names]}
+    assert kept.pop("trunk-6") == [6] and kept.pop("trunk-30") == [30], kept
+    for name, steps in kept.items():
+        assert steps == ([51, 54, 57] if name in names[1:3] else []), (name, steps)
+
+
 def test_stopped_runs_resume():
     """dsv ends with status 0 if SIGTERM stops it while it measures the held-out loss of the last step."""
     for status, fails in ((0, False), (130, False), (143, False), (1, True), (-9, True)):
@@ -118,4 +132,5 @@ with tempfile.TemporaryDirectory(prefix="dsv-test-") as folder:
     test_wall_plan(pathlib.Path(folder))
     test_share()
     test_experts(pathlib.Path(folder))
+    test_finishes(pathlib.Path(folder))
 test_stopped_runs_resume()
