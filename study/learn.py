@@ -98,7 +98,7 @@ def tail_variants():
     # Which part of a rule makes lists of single keys learn worse than blocks? Each variant changes one part,
     # or a few.
     exact, cube = ["sparse.selector=pooled", "sparse.grain=1"], ["sparse.order=cube"]
-    grain8, chunk4 = ["sparse.grain=8"], ["sparse.chunk=4"]
+    zcube, grain8, chunk4 = ["sparse.order=zcube"], ["sparse.grain=8"], ["sparse.chunk=4"]
     changes = {"cube": cube, "grain8": grain8, "grain16": ["sparse.grain=16"], "pooled": exact,
                "pooled-cube": exact + cube, "rank64": ["sparse.rank=64"],
                "rank64-chunk4": ["sparse.rank=64", *chunk4], "topk": ["sparse.rule=topk"],
@@ -106,7 +106,9 @@ def tail_variants():
                "explore": ["sparse.explore_kind=random", "sparse.explore=0.2"],
                "near": ["sparse.explore_kind=neighbours", "sparse.explore=0.2"],
                "cube-chunk4": cube + chunk4, "cube-grain4": [*cube, "sparse.grain=4"],
-               "cube-grain8": cube + grain8, "cube-grain8-chunk4": cube + grain8 + chunk4}
+               "cube-grain8": cube + grain8, "cube-grain8-chunk4": cube + grain8 + chunk4,
+               "zcube-grain8": zcube + grain8, "zcube-grain8-chunk8": zcube + grain8 + ["sparse.chunk=8"],
+               "zcube-grain8-chunk4": zcube + grain8 + chunk4}
     for percent in (2, 2.5, 6.25, 10, 12.5, 18.75, 20, 25):
         table[f"lists{percent}-query64"] = lists(percent, *query(64))
     for name in ("lists2-query64", "lists2.5-query64", "lists5", "lists5-query64", "lists6.25-query64",

@@ -163,9 +163,23 @@ static void walk_raster(Walk *walk, Cell start, const int64_t box[3])
                 order_visit(walk, (Cell){{start.at[0] + f, start.at[1] + row, start.at[2] + column}});
 }
 
-static void walk_cubes(Walk *walk)
+enum { EDGE = 4 }; /* of a cube */
+
+/* Walks a box of at most EDGE cells each way as the part of a cube that exists. The bits of the number of a
+ * cell in the cube, from the lowest, are the lowest bits of column, row and frame, then the next ones. */
+static void walk_z(Walk *walk, Cell start, const int64_t box[3])
 {
-    enum { EDGE = 4 };
+    for (int cell = 0; cell < EDGE * EDGE * EDGE; cell++) {
+        int64_t column = (cell & 1) | (cell >> 2 & 2), row = (cell >> 1 & 1) | (cell >> 3 & 2),
+                frame = (cell >> 2 & 1) | (cell >> 4 & 2);
+        if (frame < box[0] && row < box[1] && column < box[2])
+            order_visit(walk, (Cell){{start.at[0] + frame, start.at[1] + row, start.at[2] + column}});
+    }
+}
+
+/* Walks cubes in raster order, each with walk_cube. */
+static void walk_cubes(Walk *walk, void (*walk_cube)(Walk *walk, Cell start, const int64_t box[3]))
+{
     const int64_t *grid = walk->grid;
     for (int64_t f = 0; f < grid[0]; f += EDGE) {
         for (int64_t row = 0; row < grid[1]; row += EDGE) {
@@ -176,7 +190,7 @@ static void walk_cubes(Walk *walk)
                     int64_t left = grid[axis] - start.at[axis];
                     box[axis] = left < EDGE ? left : EDGE;
                 }
-                walk_raster(walk, start, box);
+                walk_cube(walk, start, box);
             }
         }
     }
@@ -203,9 +217,12 @@ DsvStatus dsvi_order_make(const char *name, const int64_t grid[3], int32_t *orde
     else if (strcmp(name, "tube") == 0)
         walk_tubes(&walk);
     else if (strcmp(name, "cube") == 0)
-        walk_cubes(&walk);
+        walk_cubes(&walk, walk_raster);
+    else if (strcmp(name, "zcube") == 0)
+        walk_cubes(&walk, walk_z);
     else
-        return DSVI_FAIL(DSV_E_USAGE, "token order '%s' is unknown: hilbert, raster, hilbert3d, tube or cube",
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "token order '%s' is unknown: hilbert, raster, hilbert3d, tube, cube or zcube",
                          name);
     DSVI_ASSERT(walk.count == grid[0] * grid[1] * grid[2]);
     return DSV_OK;

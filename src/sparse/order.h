@@ -8,6 +8,8 @@
  *                ascending and descending. Equal to hilbert if there is one frame
  *     cube       cubes of 4 x 4 x 4 tokens in raster order, raster order inside; cubes at the edges may be
  *                smaller
+ *     zcube      the same cubes, but Z-order (Morton order) inside: every 8 tokens of a complete cube are a
+ *                cube of 2 x 2 x 2
  * Every order is a bijection for every grid. */
 #ifndef DSVI_ORDER_H
 #define DSVI_ORDER_H

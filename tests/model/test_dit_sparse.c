@@ -67,7 +67,7 @@ static void compare(const DitCase *found, const DitCase *expected, const char *w
                            1e-4, "%s: gradient of %s", what, expected->table.params[i].name);
 }
 
-static const char *const ORDERS[] = {"hilbert", "raster", "hilbert3d", "tube", "cube"};
+static const char *const ORDERS[] = {"hilbert", "raster", "hilbert3d", "tube", "cube", "zcube"};
 enum { ORDER_COUNT = sizeof ORDERS / sizeof *ORDERS };
 
 static void check_orders(bool full_lists, bool given_first)

@@ -4,7 +4,7 @@
 
 #include "sparse/order.h"
 
-static const char *const names[] = {"hilbert", "raster", "hilbert3d", "tube", "cube"};
+static const char *const names[] = {"hilbert", "raster", "hilbert3d", "tube", "cube", "zcube"};
 static const int64_t large[][3] = {
     {7, 45, 80}, {21, 31, 53}, {1, 1, 977}, {13, 15, 11}, {2, 81, 2}, {5, 44, 81}, {21, 30, 52}, {33, 2, 2},
 };
@@ -198,6 +198,34 @@ static void test_cubes(void **state)
     free(order);
 }
 
+/* Every 8 tokens of a complete cube are a cube of 2 x 2 x 2, and every 4 a square of 2 x 2. */
+static void test_z_order(void **state)
+{
+    const int64_t grid[3] = {5, 6, 9};
+    (void)state;
+    int32_t *order = make("zcube", grid), *cubes = make("cube", grid);
+    for (int cell = 0; cell < 8; cell++)
+        assert_int_equal(order[cell], cell / 4 * 54 + cell / 2 % 2 * 9 + cell % 2);
+    assert_int_equal(order[8], 2);
+    assert_int_equal(order[16], 18);
+    assert_int_equal(order[32], 108);
+    /* Both orders have the same cubes: 64 tokens, 64 tokens, and 16 tokens of a cube one column wide. */
+    const int sizes[] = {64, 64, 16};
+    for (int cube = 0, first = 0; cube < 3; first += sizes[cube++]) {
+        int64_t sum[2] = {0, 0};
+        for (int i = first; i < first + sizes[cube]; i++) {
+            sum[0] += order[i];
+            sum[1] += cubes[i];
+        }
+        assert_int_equal(sum[0], sum[1]);
+    }
+    assert_int_equal(order[128], 8);
+    assert_int_equal(order[129], 17);
+    assert_int_equal(order[130], 62);
+    free(order);
+    free(cubes);
+}
+
 static void test_refusals(void **state)
 {
     const int64_t grid[3] = {2, 2, 2}, empty[3] = {2, 0, 2}, huge[3] = {2000, 2000, 2000};
@@ -219,6 +247,7 @@ int main(void)
         cmocka_unit_test(test_squares_are_compact),
         cmocka_unit_test(test_boxes_are_compact),
         cmocka_unit_test(test_cubes),
+        cmocka_unit_test(test_z_order),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

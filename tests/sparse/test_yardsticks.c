@@ -25,7 +25,7 @@ static int64_t squared_distance(const int64_t grid[3], const int32_t *order, int
 static void window_lists_the_nearest(void **state)
 {
     enum { GROUP = 16, KEYS = 27 };
-    static const char *const orders[] = {"hilbert", "raster", "hilbert3d", "tube", "cube"};
+    static const char *const orders[] = {"hilbert", "raster", "hilbert3d", "tube", "cube", "zcube"};
     static Rig rig;
     DsviSparseShape shape = rig_shape(1, 2, 2, 32, 5, 7, 9, DSVI_F32);
     int32_t order[5 * 7 * 9];
