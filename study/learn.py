@@ -111,9 +111,12 @@ def tail_variants():
                "zcube-grain8-chunk4": zcube + grain8 + chunk4}
     for percent in (2, 2.5, 6.25, 10, 12.5, 18.75, 20, 25):
         table[f"lists{percent}-query64"] = lists(percent, *query(64))
+    for percent in (2.5, 6.25):
+        table |= {f"lists{percent}-key{run}": lists(percent, *key(run)) for run in (16, 64)}
+    keys = [f"lists{percent}-key{run}" for percent in (2.5, 5, 6.25) for run in (16, 64)]
     for name in ("lists2-query64", "lists2.5-query64", "lists5", "lists5-query64", "lists6.25-query64",
                  "lists10", "lists10-query64", "lists12.5-query64", "lists18.75-query64", "lists20",
-                 "lists25-query64"):
+                 "lists25-query64", *keys):
         for change, options in changes.items():
             table[f"{name}-{change}"] = table[name] + options
     table["blocks20"] = lists(20, *BLOCKS)

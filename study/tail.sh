@@ -18,6 +18,7 @@
 #     7m-16k-keys   16,384 tokens, longer lists: 12.5 and 25 % of the keys; and one proxy for every 4 queries
 #     7m-16k-order, 100m-16k-order   16,384 tokens, lists of 1,024 keys: orders inside a cube, and one proxy
 #              for every 16, 8 and 4 queries
+#     7m-tails, 7m-16k-tails, 100m-16k-tails   query tails beside key tails in cubes; 4,096 and 16,384 tokens
 #     7m-32k   32,768 tokens, lists of 5 and 10 %
 #     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that is constant until the
 #              dense finish begins and then falls to 0 (lr_scheduler=wsd)
@@ -60,7 +61,12 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     size="--height 64 --width 512 --frames 93 --shapes 20" finishes=$all_finishes
     settings="height=64 width=128 train_batch_size=1 data.workers=4 data.cache_mb=2600 validation.clips=16"
     pairs=lists12.5-query64-cube-grain8 ;;
-100m-16k-keys | 100m-16k-order) config=learn_large.yaml clips=160 steps=1600 trunk=960 jobs=3 held=16 early=
+7m-tails) clips=256 steps=3000 trunk=1800 dense=dense early=
+    pairs="lists5-key64-zcube-grain8 lists2.5-key64-zcube-grain8"
+    alone="lists5-query64-cube-grain8 lists5-key64-cube-grain8 lists5-key16-zcube-grain8
+        lists2.5-query64-cube-grain8 lists5-query64-zcube-grain8" ;;
+100m-16k-keys | 100m-16k-order | 100m-16k-tails)
+    config=learn_large.yaml clips=160 steps=1600 trunk=960 jobs=3 held=16 early=
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
     dense=dense finishes=$all_finishes
     alone=lists12.5-query64-cube-grain8 pairs=lists6.25-query64-cube-grain8 ;;
@@ -68,7 +74,8 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     size="--height 128 --width 512 --frames 93 --shapes 20"
     settings="height=128 width=256 train_batch_size=1 data.workers=4 data.cache_mb=3200 validation.clips=8"
     alone=lists10-query64-cube-grain8 pairs=lists5-query64-cube-grain8 ;;
-7m-16k | 7m-16k-keys | 7m-16k-order) clips=160 steps=3000 trunk=1800 jobs=4 held=16 dense=dense early=
+7m-16k | 7m-16k-keys | 7m-16k-order | 7m-16k-tails)
+    clips=160 steps=3000 trunk=1800 jobs=4 held=16 dense=dense early=
     size="--height 128 --width 512 --frames 93 --shapes 20" finishes=$all_finishes
     settings="height=128 width=128 train_batch_size=1 data.workers=4 data.cache_mb=3200 validation.clips=8"
     pairs=lists6.25-query64-cube-grain8
@@ -90,6 +97,9 @@ esac
 case $part in *-16k-order)
     pairs= alone="lists6.25-query64-cube-grain8 lists6.25-query64-cube-grain8-chunk4"
     for chunk in "" -chunk8 -chunk4; do alone="$alone lists6.25-query64-zcube-grain8$chunk"; done ;;
+*-16k-tails)
+    pairs=lists6.25-key64-zcube-grain8 finishes=-finish
+    alone="lists6.25-query64-cube-grain8 lists2.5-key64-zcube-grain8 lists6.25-key16-zcube-grain8" ;;
 esac
 case $part in *-768) pairs=lists18.75-query64-cube-grain8 ;; esac
 case $part in *-wsd) settings="$settings lr_scheduler=wsd lr_decay_steps=$((steps * 15 / 100))" ;; esac
