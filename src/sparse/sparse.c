@@ -98,9 +98,15 @@ static bool is_measurable(const DsviSparse *s, int64_t block)
     return !s->prescribed || dsvi_sparse_uses_lists(s, block);
 }
 
+/* Returns whether the measurements are of lists that held more or fewer keys. */
+static bool measured_other_lengths(const DsviSparse *s)
+{
+    return s->record.measured_step[0] < 0;
+}
+
 /* Returns whether this step takes measurements: in the first step of every sparse.profile_every steps in
  * which the layer is used, at the end of the warm-up, so that blocks can be sparse right after it, and while
- * some measurable block has no measurement yet. */
+ * some measurable block has no measurement yet, or one of lists of other lengths. */
 static bool is_measuring_step(const DsviSparse *s)
 {
     if (!s->selector || !s->train)
@@ -110,7 +116,8 @@ static bool is_measuring_step(const DsviSparse *s)
             return true;
     int64_t every = s->settings.sparse_profile_every, warmup = s->settings.sparse_warmup_steps;
     int64_t last = s->record.measured_step[0];
-    return s->step / every != last / every || (last < warmup && s->step >= warmup);
+    return measured_other_lengths(s) || s->step / every != last / every ||
+           (last < warmup && s->step >= warmup);
 }
 
 void dsvi_sparse_watch(DsviSparse *s, DsviSparseWatch *watch, void *watch_context)
@@ -138,6 +145,9 @@ DsvStatus dsvi_sparse_step_begin(DsviSparse *s, int64_t step, bool train)
         b->times.forward = b->times.backward = false;
         b->far_share = NAN;
     }
+    if (s->measuring && measured_other_lengths(s))
+        dsvi_sparse_log_line(s, "lists may hold more or fewer keys than those of which the decisions about "
+                                "blocks were made: all blocks are measured in this step");
     if (s->measuring)
         DSVI_TRY(dsvi_sparse_profile_begin(s));
     return s->selector ? dsvi_selector_step_begin(s->selector, step, train) : DSV_OK;

@@ -292,7 +292,9 @@ DsvStatus dsvi_sparse_attend_args_bwd(const DsviSparse *sparse, int64_t block, c
 /* dsvi_sparse_save writes the state of selector, profile and guard to one safetensors file; dsvi_sparse_load
  * reads it back, bit for bit. The selector's state is in the owner's file only (dsvi_sparse_share). A file of
  * another selector, rank (sparse.rank) or model shape is DSV_E_SHAPE. A file written without sparse attention
- * is accepted and changes nothing. */
+ * is accepted and changes nothing. If lists may hold more or fewer keys than those of the file
+ * (sparse.target_density, sparse.min_keys, sparse.target_mass), or the file does not say how many, the next
+ * training step measures all blocks. */
 DsvStatus dsvi_sparse_save(DsviSparse *sparse, const char *path);
 DsvStatus dsvi_sparse_load(DsviSparse *sparse, const char *path);
 /* Checks that dsvi_sparse_load would accept the file's description, without reading the state.

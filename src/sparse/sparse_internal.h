@@ -103,7 +103,8 @@ typedef struct DsviSparseRecord {
     double *estimated_mass; /* (blocks) attention that the last lists hold by the selector's estimate */
     double *missed;         /* (blocks) running mean of (1 - captured mass) / (1 - estimated mass): how much
                              * more the lists miss than the selector estimates */
-    int64_t *measured_step; /* (1) last training step that took measurements */
+    int64_t *measured_step; /* (1) last training step that took measurements; -1: the measurements are of
+                             * lists that held more or fewer keys. The next training step replaces them */
     int32_t *finishing;     /* (1) not 0: the dense finish of training has begun (sparse.dense_finish). All
                              * blocks attend densely, in training and with the trained weights */
     double *break_even;     /* (1) density up to which sparse attention is faster than dense attention */

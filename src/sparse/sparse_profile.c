@@ -122,6 +122,12 @@ static double blend(double old, double sample, double weight_of_old)
     return isnan(old) ? sample : weight_of_old * old + (1 - weight_of_old) * sample;
 }
 
+/* Returns the weight of the old value in running means. */
+static double weight_of_old(const DsviSparse *s)
+{
+    return s->record.measured_step[0] < 0 ? 0 : s->settings.sparse_profile_ema;
+}
+
 /* Writes to `means` (N) this rank's part of one measured quantity of a block, from `results` (B, N_local,
  * samples). The part is scaled so that the later mean over ranks (sparse_share.c) is the mean over all
  * samples, also if context-parallel ranks measured different heads or queries. */
@@ -143,7 +149,7 @@ static void head_means(const DsviSparse *s, int64_t block, const float *results,
 static void update_head_means(const DsviSparse *s, const double *sample, float *heads)
 {
     for (int64_t h = 0; h < s->shape.heads; h++)
-        heads[h] = (float)blend(heads[h], sample[h], s->settings.sparse_profile_ema);
+        heads[h] = (float)blend(heads[h], sample[h], weight_of_old(s));
 }
 
 /* Updates the running means of one measured quantity of a block with a new measurement `sample` (N), one
@@ -151,7 +157,7 @@ static void update_head_means(const DsviSparse *s, const double *sample, float *
  * the mean of the heads. */
 static double update_means(const DsviSparse *s, const double *sample, float *heads, double *block)
 {
-    double weight = s->settings.sparse_profile_ema, mean = 0;
+    double weight = weight_of_old(s), mean = 0;
     update_head_means(s, sample, heads);
     for (int64_t h = 0; h < s->shape.heads; h++)
         mean += sample[h] / (double)s->shape.heads;
@@ -165,7 +171,7 @@ static void update_missed(const DsviSparse *s, int64_t block, double captured)
 {
     double *missed = &s->record.missed[block], estimated = 1 - s->block[block].measured_mass;
     if (estimated > MISSED_MIN)
-        *missed = blend(*missed, (1 - captured) / estimated, s->settings.sparse_profile_ema);
+        *missed = blend(*missed, (1 - captured) / estimated, weight_of_old(s));
 }
 
 /* Updates the running means of the block's output error. */
@@ -210,8 +216,7 @@ void dsvi_sparse_profile_end(DsviSparse *s)
         update_means(s, dsvi_sparse_seen_share90(s, block), record->head_share90 + block * heads,
                      &record->share90[block]);
         update_head_means(s, dsvi_sparse_seen_listed(s, block), record->head_listed + block * heads);
-        record->listed[block] = blend(record->listed[block], b->measured_density,
-                                      s->settings.sparse_profile_ema);
+        record->listed[block] = blend(record->listed[block], b->measured_density, weight_of_old(s));
         if (b->measured_fit && b->measured_error)
             update_error(s, block);
         if (b->measured_fit) /* lists that do not fit are empty: the attention that they hold means nothing */

@@ -52,13 +52,23 @@ static void describe_rule(const DsviSparse *s, char text[RULE_BYTES])
              s->settings.sparse_order, s->settings.sparse_grain, s->settings.sparse_tail);
 }
 
+/* Name and text of how many keys lists may hold, which newer state files have as metadata. Lists that hold
+ * more or fewer keys need new measurements. */
+#define LENGTHS_KEY "lengths"
+
+static void describe_lengths(const DsviSparse *s, char text[RULE_BYTES])
+{
+    snprintf(text, RULE_BYTES, "sparse.target_density=%.9g sparse.target_mass=%.9g",
+             s->settings.sparse_target_density, s->settings.sparse_target_mass);
+}
+
 /* Properties (selector, sizes) in which a state file must agree with the layer that loads it; stored in the
- * file as text metadata. */
-enum { TRAITS = 5, TRAIT_BYTES = 32 };
+ * file as text metadata, as are the rule and the lengths of lists, in which the file may differ. */
+enum { TRAITS = 5, PAIRS = TRAITS + 2, TRAIT_BYTES = 32 };
 
 typedef struct Traits {
-    char text[TRAITS][TRAIT_BYTES], rule[RULE_BYTES];
-    const char *pair[TRAITS + 1][2]; /* the last is the rule, in which a file may differ */
+    char text[TRAITS][TRAIT_BYTES], rule[RULE_BYTES], lengths[RULE_BYTES];
+    const char *pair[PAIRS][2];
 } Traits;
 
 static void sparse_state_describe(const DsviSparse *s, Traits *traits)
@@ -80,6 +90,9 @@ static void sparse_state_describe(const DsviSparse *s, Traits *traits)
     describe_rule(s, traits->rule);
     traits->pair[TRAITS][0] = RULE_KEY;
     traits->pair[TRAITS][1] = traits->rule;
+    describe_lengths(s, traits->lengths);
+    traits->pair[TRAITS + 1][0] = LENGTHS_KEY;
+    traits->pair[TRAITS + 1][1] = traits->lengths;
 }
 
 DsvStatus dsvi_sparse_save(DsviSparse *s, const char *path)
@@ -89,8 +102,7 @@ DsvStatus dsvi_sparse_save(DsviSparse *s, const char *path)
     sparse_state_describe(s, &traits);
     if (s->selector)
         list_state(s, !s->borrows, &list);
-    return dsvi_state_write(s->backend->device, &list, path, (const char *const(*)[2])traits.pair,
-                            TRAITS + 1);
+    return dsvi_state_write(s->backend->device, &list, path, (const char *const(*)[2])traits.pair, PAIRS);
 }
 
 static DsvStatus sparse_state_compare(const DsviSafetensors *file, const Traits *expected)
@@ -162,6 +174,17 @@ static void forget_other_rule(DsviSparse *s, const DsviSafetensors *file)
     dsvi_sparse_log_line(s, line);
 }
 
+/* If the file was written with lists that may hold more or fewer keys, or does not say how many, marks its
+ * measurements as due for replacement. Decisions hold until then. */
+static void measure_other_lengths(DsviSparse *s, const DsviSafetensors *file)
+{
+    char own[RULE_BYTES];
+    const char *found = dsvi_safetensors_metadata(file, LENGTHS_KEY);
+    describe_lengths(s, own);
+    if (!found || strcmp(found, own) != 0)
+        s->record.measured_step[0] = -1;
+}
+
 /* Marks the output errors as not measured: the file that was loaded lacks them. */
 static void forget_errors(DsviSparse *s)
 {
@@ -203,6 +226,7 @@ DsvStatus dsvi_sparse_load(DsviSparse *s, const char *path)
     if (!dsvi_safetensors_find(file, ERROR_ITEM))
         forget_errors(s);
     forget_other_rule(s, file);
+    measure_other_lengths(s, file);
     DSVI_TRY_GOTO(status, sparse_state_restored(s), done);
     log_break_even(s);
     log_finish(s);

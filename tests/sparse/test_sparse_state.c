@@ -126,6 +126,72 @@ static void test_state_of_version_0_1(void **state)
     rig_close(&loaded);
 }
 
+/* Resumes after step 1, which measured, with the option `assignment`. Returns whether step 2 measures. */
+static bool measures_on_resume(const char *assignment, bool train)
+{
+    static Rig resumed;
+    DsviSparseBlockReport block;
+    DsvConfig settings = settings_for("projection");
+    DsviSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, DSVI_F32);
+    rig_set(&settings, "sparse.profile_every=100");
+    rig_set(&settings, "sparse.target_density=0.6");
+    rig_set(&settings, assignment);
+    rig_open(&resumed, "auto", 2, &settings, &shape);
+    assert_ok(dsvi_sparse_load(resumed.sparse, path));
+    double before = resumed.sparse->record.captured[0];
+    bool sparse = resumed.sparse->record.sparse[0];
+    assert_true(sparse && before > 0);
+    rig_fill(&resumed, 2, 8);
+    rig_step(&resumed, 2, train);
+    bool measured = dsvi_sparse_measured(resumed.sparse);
+    dsvi_sparse_block_report(resumed.sparse, 0, &block);
+    assert_true(block.over_lists); /* the decision holds until the measurement */
+    assert_int_equal(before != block.captured_mass, measured);
+    assert_int_equal(strstr(resumed.log, "all blocks are measured in this step") != NULL, measured);
+    rig_fill(&resumed, 3, 8);
+    rig_step(&resumed, 3, train);
+    assert_false(dsvi_sparse_measured(resumed.sparse));
+    rig_close(&resumed);
+    return measured;
+}
+
+/* A run that is resumed with lists that may hold more or fewer keys measures at once what they hold, and so
+ * does a run of a file that does not say how many keys its lists held. The new measurement is not averaged
+ * with those of the other lists. */
+static void test_other_lengths_are_measured(void **state)
+{
+    static Rig first, second;
+    DsvConfig settings = settings_for("projection");
+    DsviSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, DSVI_F32);
+    (void)state;
+    rig_set(&settings, "sparse.profile_every=100");
+    rig_set(&settings, "sparse.target_density=0.6");
+    rig_open(&first, "auto", 2, &settings, &shape);
+    rig_fill(&first, 1, 8);
+    rig_step(&first, 1, true);
+    assert_ok(dsvi_sparse_save(first.sparse, path));
+    assert_false(measures_on_resume("seed=1", true));
+    assert_true(measures_on_resume("sparse.target_density=0.7", true));
+    assert_true(measures_on_resume("sparse.min_keys=100", true));
+    assert_true(measures_on_resume("sparse.target_mass=0.7", true));
+    assert_false(measures_on_resume("sparse.target_density=0.7", false)); /* samples do not measure */
+    rig_set(&settings, "sparse.target_mass=0.9");
+    rig_open(&second, "auto", 2, &settings, &shape);
+    assert_ok(dsvi_sparse_load(second.sparse, path));
+    rig_fill(&second, 2, 8);
+    rig_step(&second, 2, true);
+    double captured = second.sparse->record.captured[0];
+    dsvi_sparse_restart(second.sparse);
+    assert_ok(dsvi_sparse_load(second.sparse, path));
+    second.sparse->record.captured[0] = 0.5;
+    rig_step(&second, 2, true);
+    assert_true(second.sparse->record.captured[0] == captured);
+    drop_tensor("projection.query_mean"); /* and all metadata but the traits */
+    assert_true(measures_on_resume("seed=1", true));
+    rig_close(&first);
+    rig_close(&second);
+}
+
 /* Returns the bytes of device memory that the selector plans. The rig cannot run afterwards, since planning
  * resets the selector's pointers. */
 static size_t selector_bytes(const Rig *rig)
@@ -281,6 +347,7 @@ int main(void)
         cmocka_unit_test(test_break_even_is_kept),
         cmocka_unit_test(test_what_does_not_fit),
         cmocka_unit_test(test_state_of_version_0_1),
+        cmocka_unit_test(test_other_lengths_are_measured),
     };
     snprintf(path, sizeof path, "/tmp/dsv-sparse-state-%d.safetensors", (int)getpid());
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
