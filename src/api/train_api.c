@@ -48,13 +48,14 @@ static void log_expert(void *context, const char *line)
 static DsvStatus prepare_data(DsvConfig *config, DsviBackend *backend, DsviComm *comm,
                               const DsvEvents *events, DsviRunPrompts *prompts)
 {
-    DSVI_TRY(dsvi_expert_prepare(config, dsvi_comm_rank(comm) == 0 ? log_expert : NULL, (void *)events));
-    if (dsvi_comm_rank(comm) == 0)
+    bool first = dsvi_comm_rank(comm) == 0, encodes = strcmp(config->codec_name, "wan") == 0;
+    DSVI_TRY(dsvi_expert_prepare(config, first ? log_expert : NULL, (void *)events));
+    if (first)
         DSVI_TRY(dsvi_run_folder_check(config));
-    if (strcmp(config->codec_name, "wan") == 0)
+    if (encodes)
         DSVI_TRY(dsvi_preview_check(config, backend));
-    if (strcmp(config->codec_name, "wan") == 0 && dsvi_comm_size(comm) == 1)
-        DSVI_TRY(dsvi_preview_check_alone(config, backend));
+    if (encodes && first)
+        DSVI_TRY(dsvi_preview_check_clips(config, backend, dsvi_comm_size(comm) == 1));
     return dsvi_train_data_prepare(config, backend, comm, events, prompts);
 }
 

@@ -69,28 +69,29 @@ static bool lists_sizes(const DsvConfig *settings)
     return settings->data_buckets[0] && strcmp(settings->data_buckets, "auto") != 0;
 }
 
-/* Refuses clips that are sampled from pictures if no window can have such a picture: sampled clips have the
- * size num_frames x height x width, and the VAE is freed once clips are encoded. */
-static DsvStatus check_pictures(const DsvConfig *settings, const DsviDitConfig *config)
+/* Refuses clips that are sampled from pictures if none of the `sizes` of data.buckets can have such a
+ * picture: sampled clips have the size num_frames x height x width, and the VAE is freed once clips are
+ * encoded. Checks nothing without sizes. */
+static DsvStatus check_sampled_size(const DsvConfig *settings, const DsviDitConfig *config,
+                                    const DsviClipSizes *sizes)
 {
     const DsviClipSize size = {settings->num_frames, settings->height, settings->width};
     bool samples = settings->validation_at_end || settings->validation_steps > 0;
-    DsviClipSizes sizes = {.count = 0};
     char text[DSVI_CLIP_SIZE_BYTES];
-    if (!samples || !lists_sizes(settings) || settings->validation_data[0] ||
+    if (!samples || sizes->count == 0 || settings->validation_data[0] ||
         strcmp(settings->codec_name, "wan") != 0 ||
         !(dsvi_dit_takes_condition(config) || dsvi_dit_given_first(settings)))
         return DSV_OK;
-    DSVI_TRY(dsvi_clip_sizes_parse(settings->data_buckets, &sizes));
-    for (int64_t i = 0; i < sizes.count; i++)
-        if (dsvi_clip_size_same(&sizes.at[i], &size))
+    for (int64_t i = 0; i < sizes->count; i++)
+        if (dsvi_clip_size_same(&sizes->at[i], &size))
             return DSV_OK;
     return DSVI_FAIL(
         DSV_E_USAGE,
         "sampled clips begin with pictures of windows of %s (num_frames x height x width), which "
-        "data.buckets does not list: expected this size in data.buckets, clips in validation.data, "
+        "%s: expected this size in data.buckets, clips in validation.data, "
         "or validation_at_end=false and validation_steps=0 to sample none",
-        dsvi_clip_size_text(&size, text));
+        dsvi_clip_size_text(&size, text),
+        lists_sizes(settings) ? "data.buckets does not list" : "data.buckets=auto gives no clip");
 }
 
 static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out)
@@ -111,25 +112,22 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
     if (settings->validation_ema && settings->ema_decay == 0)
         return DSVI_FAIL(DSV_E_USAGE,
                          "validation.ema is true and ema_decay is 0, expected ema_decay above 0");
-    DSVI_TRY(dsvi_model_of_options(settings, codec, &model, &out->latent, &out->config));
-    return check_pictures(settings, &out->config);
+    return dsvi_model_of_options(settings, codec, &model, &out->latent, &out->config);
 }
 
-/* Makes the memory plan. `planned` becomes a trainer that has only the fields that dsvi_trainer_plan,
- * dsvi_run_facts and dsvi_memory_explain read; also after a failure, the caller frees its mesh. `settings`
- * are of one rank. sizes NULL: the one of the settings. speeds NULL: nominal ones. `log` (may be NULL)
- * receives the table of offload=auto. */
+/* Makes the memory plan of the model out->config. `planned` becomes a trainer that has only the fields that
+ * dsvi_trainer_plan, dsvi_run_facts and dsvi_memory_explain read; also after a failure, the caller frees its
+ * mesh. `settings` are of one rank. No `sizes`: the one of the settings. speeds NULL: nominal ones. `log`
+ * (may be NULL) receives the table of offload=auto. */
 static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, const DsviCodec *codec,
                               const DsviClipSizes *sizes, const DsviDeviceSpeeds *speeds, DsviSparseLog *log,
                               void *log_context, DsviTrainer *planned, DsviPreview *out)
 {
-    *planned = (DsviTrainer){.settings = settings, .backend = backend, .codec = codec};
+    *planned = (DsviTrainer){
+        .settings = settings, .backend = backend, .codec = codec, .config = out->config, .clips = *sizes};
     if (speeds)
         planned->speeds = *speeds;
-    DSVI_TRY(preview_choose_config(settings, codec, out));
-    planned->config = out->config;
-    if (sizes)
-        planned->clips = *sizes;
+    DSVI_TRY(check_sampled_size(settings, &out->config, sizes));
     DSVI_TRY(dsvi_mesh_make(settings, NULL, &planned->mesh));
     DsvStatus status = dsvi_trainer_plan_report(planned, settings, log, log_context, &out->device,
                                                 &out->host);
@@ -140,9 +138,24 @@ static DsvStatus preview_plan(const DsvConfig *settings, DsviBackend *backend, c
     return status;
 }
 
-/* As dsvi_preview_make. memory: also checks that the run has enough memory. */
-static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bool memory, DsviPreview *out)
+/* Finds the sizes of the clips at data.path. */
+static DsvStatus sizes_of_clips(const DsvConfig *settings, const DsviCodec *codec,
+                                const DsviDitConfig *config, DsviClipSizes *sizes)
 {
+    DsviDataset *dataset;
+    DSVI_TRY(dsvi_dataset_open(settings->data_path, settings, &dataset));
+    DsvStatus status = dsvi_run_sizes_assign(dataset, settings, codec, config);
+    *sizes = dataset->sizes;
+    dsvi_dataset_close(&dataset);
+    return status;
+}
+
+/* As dsvi_preview_make. clips: finds the sizes of data.buckets=auto, if data.path is set. memory: also checks
+ * that the run has enough memory. */
+static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bool clips, bool memory,
+                             DsviPreview *out)
+{
+    DsvStatus status;
     DsviCodec *codec;
     DsviTrainer planned = {.settings = NULL};
     DsvConfig alone = config_of_one_rank(settings);
@@ -150,9 +163,14 @@ static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bo
     if (lists_sizes(settings))
         DSVI_TRY(dsvi_clip_sizes_parse(settings->data_buckets, &sizes));
     DSVI_TRY(dsvi_codec_open(&alone, &codec));
-    DsvStatus status = preview_plan(&alone, backend, codec, &sizes, NULL, NULL, NULL, &planned, out);
-    if (status == DSV_OK && memory)
-        status = dsvi_memory_check(&planned, &out->device, &out->host);
+    DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, out), done);
+    if (clips && settings->data_path[0] && settings->data_buckets[0] && !lists_sizes(settings))
+        DSVI_TRY_GOTO(status, sizes_of_clips(&alone, codec, &out->config, &sizes), done);
+    DSVI_TRY_GOTO(status, preview_plan(&alone, backend, codec, &sizes, NULL, NULL, NULL, &planned, out),
+                  done);
+    if (memory)
+        DSVI_TRY_GOTO(status, dsvi_memory_check(&planned, &out->device, &out->host), done);
+done:
     dsvi_mesh_free(&planned.mesh);
     codec->close(codec);
     return status;
@@ -160,16 +178,15 @@ static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bo
 
 DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, DsviPreview *out)
 {
-    return preview_try(settings, backend, false, out);
+    return preview_try(settings, backend, false, false, out);
 }
 
-DsvStatus dsvi_preview_check_alone(const DsvConfig *settings, DsviBackend *backend)
+DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, bool memory)
 {
     DsviPreview preview;
-    bool known = !settings->data_buckets[0] || lists_sizes(settings);
-    if (!known || (settings->resume_from_checkpoint[0] && settings->model_path[0]))
+    if (settings->resume_from_checkpoint[0] && settings->model_path[0])
         return DSV_OK;
-    return preview_try(settings, backend, true, &preview);
+    return preview_try(settings, backend, true, memory, &preview);
 }
 
 DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend)

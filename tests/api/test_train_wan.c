@@ -316,6 +316,9 @@ static void sizes_that_do_not_fit_are_refused(void **state)
     set(&settings, "data.buckets", "9x32x32,17x256x256");
     set(&settings, "memory_gib", "0.005");
     assert_fails(DSV_E_NO_MEMORY, "too large in data.buckets: 17x256x256", dsv_train(&settings, NULL, NULL));
+    set(&settings, "data.buckets", "auto");
+    set(&settings, "memory_gib", "1e-6");
+    assert_fails(DSV_E_NO_MEMORY, "too large in data.buckets: 5x32x32", dsv_train(&settings, NULL, NULL));
     assert_false(dsvi_path_exists(folder_named("refused-cache")));
     assert_false(dsvi_path_exists(folder));
 }
