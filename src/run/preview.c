@@ -13,6 +13,7 @@
 #include "train/memory_explain.h"
 #include "train/plan_speeds.h"
 #include "train/trainer_offload.h"
+#include "train/trainer_sizes.h"
 #include "run/model_path.h"
 #include "run/notices.h"
 #include "run/run_facts.h"
@@ -166,6 +167,7 @@ static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bo
     DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, out), done);
     if (clips && settings->data_path[0] && settings->data_buckets[0] && !lists_sizes(settings))
         DSVI_TRY_GOTO(status, sizes_of_clips(&alone, codec, &out->config, &sizes), done);
+    DSVI_TRY_GOTO(status, dsvi_trainer_sizes_check(settings, &sizes, settings->cp_size), done);
     DSVI_TRY_GOTO(status, preview_plan(&alone, backend, codec, &sizes, NULL, NULL, NULL, &planned, out),
                   done);
     if (memory)
@@ -364,6 +366,7 @@ DsvStatus dsvi_preview_report(const DsvConfig *settings, DsviBackend *backend, c
     DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, &preview), done);
     DSVI_TRY_GOTO(status, preview_data(&alone, codec, &preview.config, &dataset, &sizes, line, context),
                   done);
+    DSVI_TRY_GOTO(status, dsvi_trainer_sizes_check(settings, &sizes, settings->cp_size), done);
     if (dsvi_plan_needs_speeds(settings, backend->device) && !speeds) {
         DSVI_TRY_GOTO(status, dsvi_plan_speeds(settings, backend, &measured), done);
         speeds = &measured;

@@ -103,7 +103,8 @@ static size_t timestep_bytes(const DsviTrainer *t)
     return (size_t)(t->settings->train_batch_size * dsvi_flow_times(t->settings)) * sizeof(float);
 }
 
-static DsvStatus check_pictures(const DsvConfig *settings, const DsviDitConfig *config)
+/* Checks the options with which the first latent frame is given. */
+static DsvStatus check_first_frame(const DsvConfig *settings, const DsviDitConfig *config)
 {
     bool condition = dsvi_dit_takes_condition(config);
     if (condition && dsvi_dit_given_first(settings))
@@ -122,7 +123,7 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
     const DsvConfig *settings = t->settings;
     const DsviDitConfig *config = &t->config;
     DSVI_TRY(dsvi_trainer_offload_check(settings, dsvi_comm_size(t->mesh.all), t->mesh.shard_ranks));
-    DSVI_TRY(check_pictures(settings, config));
+    DSVI_TRY(check_first_frame(settings, config));
     DSVI_TRY(dsvi_param_table_make(config, &t->table));
     t->trained = &t->table;
     if (settings->lora_rank > 0)
@@ -133,7 +134,14 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
         DSVI_TRY(trainer_make_cp(t, &shape));
     shape.cp = t->cp;
     DSVI_TRY(dsvi_trainer_sizes_create(t, &shape, log, log_context));
-    if (settings->validation_steps > 0 || settings->validation_at_end)
+    bool samples = settings->validation_steps > 0 || settings->validation_at_end;
+    const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
+    DsviVideoShape
+        window; /* latent of clips that are sampled or held out, which data.buckets need not list */
+    DSVI_TRY(t->codec->latent_shape(t->codec, video, &window));
+    if (samples || settings->validation_data[0])
+        DSVI_TRY(dsvi_dit_check_input(config, t->codec, window));
+    if (samples)
         DSVI_TRY(dsvi_generator_create(&(DsviGeneratorArgs){.backend = t->backend,
                                                             .settings = settings,
                                                             .codec = t->codec,
@@ -149,14 +157,11 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
                                                             .image_len = dsvi_dit_image_len(config),
                                                             .given_first = dsvi_dit_given_first(settings)},
                                        &t->generator));
-    const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
-    DsviVideoShape held_out_latent;
-    DSVI_TRY(t->codec->latent_shape(t->codec, video, &held_out_latent));
     if (settings->validation_data[0])
         DSVI_TRY(dsvi_held_out_create(&(DsviHeldOutArgs){.backend = t->backend,
                                                          .mesh = &t->mesh,
                                                          .settings = settings,
-                                                         .latent = held_out_latent,
+                                                         .latent = window,
                                                          .config = config,
                                                          .table = &t->table,
                                                          .lora = trainer_lora(t),

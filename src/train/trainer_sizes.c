@@ -45,23 +45,38 @@ static double distance_from_settings(const DsviTrainer *t, const DsviTrainerSize
     return fabs(log((double)(size->clip.frames * size->clip.height * size->clip.width) / wanted));
 }
 
+DsvStatus dsvi_trainer_sizes_check(const DsvConfig *s, const DsviClipSizes *sizes, int64_t cp_ranks)
+{
+    const DsviClipSize window = {s->num_frames, s->height, s->width};
+    bool windows = s->validation_at_end || s->validation_steps > 0 || s->validation_data[0];
+    char one[DSVI_CLIP_SIZE_BYTES], other[DSVI_CLIP_SIZE_BYTES];
+    if (cp_ranks <= 1 || sizes->count == 0)
+        return DSV_OK;
+    if (sizes->count > 1)
+        return DSVI_FAIL(DSV_E_UNSUPPORTED,
+                         "data.buckets has %lld sizes and %lld ranks share a clip, expected "
+                         "one size or cp_size=1",
+                         (long long)sizes->count, (long long)cp_ranks);
+    if (!windows || dsvi_clip_size_same(&sizes->at[0], &window))
+        return DSV_OK;
+    return DSVI_FAIL(
+        DSV_E_UNSUPPORTED,
+        "data.buckets has the size %s, sampled and held-out clips have %s (num_frames x height x "
+        "width), and %lld ranks share a clip, expected equal sizes or cp_size=1",
+        dsvi_clip_size_text(&sizes->at[0], one), dsvi_clip_size_text(&window, other), (long long)cp_ranks);
+}
+
 DsvStatus dsvi_trainer_sizes_list(DsviTrainer *t, const DsviClipSizes *sizes)
 {
     const DsvConfig *s = t->settings;
     const DsviClipSizes one = {{{s->num_frames, s->height, s->width}}, 1};
     const DsviClipSizes *list = sizes && sizes->count > 0 ? sizes : &one;
-    bool several = list->count > 1;
     for (int64_t i = 0; i < list->count; i++) {
         DSVI_TRY(list_size(t, &list->at[i], list != &one));
         if (distance_from_settings(t, &t->sizes[i]) < distance_from_settings(t, &t->sizes[t->main_size]))
             t->main_size = i;
     }
-    if (several && t->group)
-        return DSVI_FAIL(DSV_E_UNSUPPORTED,
-                         "data.buckets has %lld sizes and %lld ranks share a clip, expected "
-                         "one size or cp_size=1",
-                         (long long)list->count, (long long)t->mesh.cp_ranks);
-    return DSV_OK;
+    return dsvi_trainer_sizes_check(s, list, t->mesh.cp_ranks);
 }
 
 /* Passes a line of a sparse layer on, with the name of its size (DsviSparseLog). */

@@ -10,6 +10,11 @@
 extern "C" {
 #endif
 
+/* Fails with DSV_E_UNSUPPORTED if `cp_ranks` ranks that share a clip would have clips of several sizes, of
+ * data.buckets, sampled or held out: the tokens of one size only are divided among them. No `sizes`: those of
+ * the settings. */
+DsvStatus dsvi_trainer_sizes_check(const DsvConfig *settings, const DsviClipSizes *sizes, int64_t cp_ranks);
+
 /* Lists the sizes, with their shapes. `sizes` NULL: the one size of the settings. A size that codec or model
  * do not take fails with the codec's message and the name of the size. */
 DsvStatus dsvi_trainer_sizes_list(DsviTrainer *trainer, const DsviClipSizes *sizes);

@@ -114,6 +114,7 @@ static void what_cannot_be_trained_is_refused_before_a_step(void **state)
         {"data.buckets", "9x32x32,33x32x32", "data.buckets: no clip goes to 33x32x32", DSV_E_USAGE},
         {"data.buckets", "9x32x32,5x30x32", "data.buckets: 5x30x32: ", DSV_E_SHAPE},
         {"data.buckets", "9x32", "'9x32' is no size", DSV_E_USAGE},
+        {"height", "36", "height=36, expected a multiple of 8", DSV_E_SHAPE}, /* of sampled clips */
         {"sparse.selector", "predictor", "sparse.selector is predictor", DSV_E_UNSUPPORTED},
     };
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
@@ -121,6 +122,7 @@ static void what_cannot_be_trained_is_refused_before_a_step(void **state)
         const char *folder = tiny_folder();
         char path[DSVI_PATH_MAX];
         sized_settings(&settings, folder);
+        set(&settings, "validation_at_end", "true");
         set(&settings, CASES[i].key, CASES[i].value);
         assert_fails(CASES[i].status, CASES[i].words, dsv_train(&settings, NULL, NULL));
         snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
@@ -129,9 +131,35 @@ static void what_cannot_be_trained_is_refused_before_a_step(void **state)
     }
 }
 
+static void ignore_line(void *context, const char *line)
+{
+    (void)context;
+    (void)line;
+}
+
+/* A dry run knows how many ranks share a clip, although it plans one rank. */
+static void a_dry_run_refuses_other_sizes_of_ranks_that_share_a_clip(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    sized_settings(&settings, "nowhere");
+    set(&settings, "cp_size", "2");
+    assert_fails(DSV_E_UNSUPPORTED, "data.buckets has 3 sizes and 2 ranks share a clip",
+                 dsv_train_preview(&settings, ignore_line, NULL));
+    set(&settings, "data.path", "");
+    set(&settings, "data.buckets", "9x32x32");
+    set(&settings, "num_frames", "5");
+    set(&settings, "validation_at_end", "true");
+    assert_fails(DSV_E_UNSUPPORTED, "the size 9x32x32, sampled and held-out clips have 5x32x32",
+                 dsv_train_preview(&settings, ignore_line, NULL));
+    set(&settings, "num_frames", "9");
+    assert_ok(dsv_train_preview(&settings, ignore_line, NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_dry_run_refuses_other_sizes_of_ranks_that_share_a_clip),
         cmocka_unit_test(a_resumed_run_has_the_same_bits),
         cmocka_unit_test(a_step_shows_the_density_of_its_sizes),
         cmocka_unit_test(what_cannot_be_trained_is_refused_before_a_step),
