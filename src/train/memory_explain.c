@@ -10,11 +10,25 @@
 #include "device/device_limit.h"
 #include "train/memory_plan.h"
 
-enum { CLASSES_NAMED = 3, LINE = 512 };
+enum { CLASSES_NAMED = 3, LINE = 512, OPTIONS = LINE / 2 };
 
 static double gib(size_t bytes)
 {
     return (double)bytes / 1073741824.0;
+}
+
+/* Returns with how many decimals GiB are written, so that little memory is not 0.0. */
+static int decimals(size_t bytes)
+{
+    return gib(bytes) < 1 ? 3 : 1;
+}
+
+static int largest_class(const size_t by_class[DSVI_MEM_CLASS_COUNT])
+{
+    int largest = 0;
+    for (int c = 1; c < DSVI_MEM_CLASS_COUNT; c++)
+        largest = by_class[c] > by_class[largest] ? c : largest;
+    return largest;
 }
 
 /* Writes the largest classes of the memory plan and their GiB into `line`. */
@@ -24,11 +38,10 @@ static void name_largest(const DsviArena *plan, char line[LINE])
     int used = 0;
     memcpy(left, plan->by_class, sizeof left);
     for (int i = 0; i < CLASSES_NAMED; i++) {
-        int largest = 0;
-        for (int c = 1; c < DSVI_MEM_CLASS_COUNT; c++)
-            largest = left[c] > left[largest] ? c : largest;
-        used += snprintf(line + used, LINE - (size_t)used, "%s%s %.1f", i ? ", " : "",
-                         dsvi_mem_class_name((DsviMemClass)largest), gib(left[largest]));
+        int largest = largest_class(left);
+        used += snprintf(line + used, LINE - (size_t)used, "%s%s %.*f", i ? ", " : "",
+                         dsvi_mem_class_name((DsviMemClass)largest), decimals(left[largest]),
+                         gib(left[largest]));
         left[largest] = 0;
     }
 }
@@ -129,24 +142,25 @@ static void apply_way(const DsviTrainer *t, DsvConfig *settings, int way)
 
 /* Names the options of `settings` that reduce memory. optimizer and base_precision are named only if they
  * differ from the run's. */
-static void name_settings(const DsvConfig *run, const DsvConfig *settings, bool divided, char words[LINE])
+static void name_settings(const DsvConfig *run, const DsvConfig *settings, bool divided, char words[OPTIONS])
 {
     int used = 0;
     if (settings->sparse_offload_lists)
-        used = snprintf(words, LINE, "sparse.offload_lists=true ");
+        used = snprintf(words, OPTIONS, "sparse.offload_lists=true ");
     if (strcmp(settings->offload, run->offload) != 0)
-        used += snprintf(words + used, LINE - (size_t)used, "offload=%s ", settings->offload);
+        used += snprintf(words + used, OPTIONS - (size_t)used, "offload=%s ", settings->offload);
     if (divided)
-        used += snprintf(words + used, LINE - (size_t)used, "zero_stage=%lld ",
+        used += snprintf(words + used, OPTIONS - (size_t)used, "zero_stage=%lld ",
                          (long long)settings->zero_stage);
     if (strcmp(settings->base_precision, run->base_precision) != 0)
-        used += snprintf(words + used, LINE - (size_t)used, "base_precision=%s ", settings->base_precision);
+        used += snprintf(words + used, OPTIONS - (size_t)used, "base_precision=%s ",
+                         settings->base_precision);
     if (strcmp(settings->optimizer, run->optimizer) != 0)
-        used += snprintf(words + used, LINE - (size_t)used, "optimizer=%s ", settings->optimizer);
+        used += snprintf(words + used, OPTIONS - (size_t)used, "optimizer=%s ", settings->optimizer);
     if (!dsvi_memory_plans(settings))
-        used += snprintf(words + used, LINE - (size_t)used, "gradient_checkpointing=%s ",
+        used += snprintf(words + used, OPTIONS - (size_t)used, "gradient_checkpointing=%s ",
                          settings->gradient_checkpointing);
-    snprintf(words + used, LINE - (size_t)used, "train_batch_size=%lld gradient_accumulation_steps=%lld",
+    snprintf(words + used, OPTIONS - (size_t)used, "train_batch_size=%lld gradient_accumulation_steps=%lld",
              (long long)settings->train_batch_size, (long long)settings->gradient_accumulation_steps);
 }
 
@@ -158,18 +172,33 @@ static bool host_has_room(const DsviTrainer *t, size_t more)
     return (all == 0 || wanted <= all) && (t->host_available == 0 || wanted <= t->host_available);
 }
 
-/* Writes options with which the run would fit into `words`, or "" if none of the options tried is enough.
- * Each way is added to the earlier ways that saved memory. All ways are tried twice: gradients and
- * activations share memory, so dividing the gradients may save memory only after the activations have become
- * smaller. */
+/* Returns what lowers the memory of a class beyond the ways above. */
+static const char *what_lowers(const DsvConfig *settings, int class)
+{
+    switch (class) {
+    case DSVI_MEM_WEIGHTS:
+    case DSVI_MEM_GRADIENTS:
+    case DSVI_MEM_OPTIMIZER:
+    case DSVI_MEM_EMA:
+        return settings->model_path[0] && settings->lora_rank == 0 ? "a LoRA (lora_rank)" : "a smaller model";
+    case DSVI_MEM_SPARSE: return "a lower sparse.list_memory";
+    default: return "a smaller clip (num_frames, height, width)";
+    }
+}
+
+/* Writes with what the run would fit into `words`, or, if none of the options tried is enough, what lowers
+ * the largest part of what it then still takes. Each way is added to the earlier ways that saved memory. All
+ * ways are tried twice: gradients and activations share memory, so dividing the gradients may save memory
+ * only after the activations have become smaller. */
 static void find_fit(const DsviTrainer *t, size_t free_bytes, char words[LINE])
 {
     DsvConfig best = *t->settings;
     DsviArena now, plan, host_now, host;
+    char options[OPTIONS];
     words[0] = 0;
     if (dsvi_trainer_plan(t, &best, &now, &host_now) != DSV_OK)
         return;
-    size_t needed = now.used;
+    size_t host_run = host_now.used;
     bool fits = false;
     for (int tried = 0; tried < 2 * WAYS && !fits; tried++) {
         DsvConfig settings = best;
@@ -177,15 +206,21 @@ static void find_fit(const DsviTrainer *t, size_t free_bytes, char words[LINE])
         /* Equal settings need no plan. Padding that differs would cost a plan, no more. */
         if (memcmp((const void *)&settings, (const void *)&best, sizeof best) == 0)
             continue;
-        if (dsvi_trainer_plan(t, &settings, &plan, &host) != DSV_OK || plan.used >= needed ||
-            (host.used > host_now.used && !host_has_room(t, host.used - host_now.used)))
+        if (dsvi_trainer_plan(t, &settings, &plan, &host) != DSV_OK || plan.used >= now.used ||
+            (host.used > host_run && !host_has_room(t, host.used - host_run)))
             continue;
         best = settings;
-        needed = plan.used;
-        fits = needed <= free_bytes;
+        now = plan;
+        fits = now.used <= free_bytes;
     }
+    name_settings(t->settings, &best, t->mesh.shard_ranks > 1, options);
+    int largest = largest_class(now.by_class);
     if (fits)
-        name_settings(t->settings, &best, t->mesh.shard_ranks > 1, words);
+        snprintf(words, LINE, "; it would fit with %s", options);
+    else
+        snprintf(words, LINE, "; with %s it would still want %.3f, the most for %s, which %s would lower",
+                 options, gib(now.used), dsvi_mem_class_name((DsviMemClass)largest),
+                 what_lowers(t->settings, largest));
 }
 
 /* Writes the sizes of data.buckets with which alone the run would not fit either into `words`; "" without
@@ -215,7 +250,8 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
     if (limited)
         snprintf(room, LINE, "memory_gib allows %.6g", t->settings->memory_gib);
     else
-        snprintf(room, LINE, "of %.1f there are %.1f free", gib(device->memory_bytes), gib(free_bytes));
+        snprintf(room, LINE, "of %.*f there are %.*f free", decimals(device->memory_bytes),
+                 gib(device->memory_bytes), decimals(free_bytes), gib(free_bytes));
     free_bytes = limited ? limit : free_bytes;
     /* Memory in use elsewhere and pieces that are too small may hinder a run whose bytes would suffice. */
     if (plan->used > free_bytes)
@@ -230,13 +266,9 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
     find_fit(t, free_bytes, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY,
                      "the run wants %s%.*f GiB of device memory%s, %s%s; "
-                     "the most goes to %s GiB%s; %s%s",
-                     least ? "at least " : "", limited || least ? 3 : 1, wanted, with, room, missing, largest,
-                     buckets,
-                     fit[0] ? "it would fit with "
-                            : "no checkpointing makes it fit: a smaller clip or "
-                              "model would",
-                     fit);
+                     "the most goes to %s GiB%s%s",
+                     least ? "at least " : "", limited || least ? 3 : decimals(plan->used), wanted, with,
+                     room, missing, largest, buckets, fit);
 }
 
 /* The ranks on this machine need more host memory than it has. Each rank's allocation alone would succeed,
