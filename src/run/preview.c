@@ -247,7 +247,7 @@ static DsvStatus preview_report(const DsviTrainer *planned, const DsviPreview *p
     size_t needed = preview->device.used + (device->kind == DSVI_DEVICE_CPU ? preview->host.used : 0);
     uint64_t decoding;
     if (needed > available)
-        return dsvi_memory_explain(planned, &preview->device);
+        return dsvi_memory_explain(planned, &preview->device, &preview->host);
     DSVI_TRY(dsvi_run_facts_decoding(planned->settings, planned->backend, codec, preview->device.used,
                                      available - needed, &decoding));
     dsvi_run_facts_decoding_text(decoding, text, sizeof text);

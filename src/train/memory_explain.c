@@ -46,12 +46,35 @@ static void name_largest(const DsviArena *plan, char line[LINE])
     }
 }
 
+static bool on_cpu(const DsviTrainer *t)
+{
+    return t->backend->device->kind == DSVI_DEVICE_CPU;
+}
+
+/* Adds the host's plan to the device's: with device=cpu both are of the same memory. */
+static void add_plan(DsviArena *plan, const DsviArena *host_plan)
+{
+    plan->used += host_plan->used;
+    for (int c = 0; c < DSVI_MEM_CLASS_COUNT; c++)
+        plan->by_class[c] += host_plan->by_class[c];
+}
+
 /* ---- options that reduce memory ---- */
+
+/* With device=cpu nothing is gained by what waits in host memory, so all stays and is recomputed. */
+static void let_nothing_wait(const DsviTrainer *t, DsvConfig *settings)
+{
+    if (!on_cpu(t) || strcmp(settings->offload, "none") == 0)
+        return;
+    if (dsvi_memory_plans(settings))
+        snprintf(settings->gradient_checkpointing, sizeof settings->gradient_checkpointing, "true");
+    snprintf(settings->offload, sizeof settings->offload, "none");
+}
 
 static void offload_lists(const DsviTrainer *t, DsvConfig *settings)
 {
     settings->sparse_offload_lists |= settings->sparse_enabled && !settings->sparse_time_choices &&
-                                      t->backend->device->kind != DSVI_DEVICE_CPU;
+                                      !on_cpu(t);
 }
 
 /* Moves to the host what takes most and is used least often: beside a LoRA the frozen weights, otherwise the
@@ -59,7 +82,7 @@ static void offload_lists(const DsviTrainer *t, DsvConfig *settings)
 static void offload_most(const DsviTrainer *t, DsvConfig *settings)
 {
     const char *most = settings->lora_rank == 0 ? "states" : "weights";
-    if (t->backend->device->kind != DSVI_DEVICE_CPU && !dsvi_offloads(settings, most))
+    if (!on_cpu(t) && !dsvi_offloads(settings, most))
         snprintf(settings->offload, sizeof settings->offload, "%s%s", most,
                  dsvi_offloads(settings, "residual") ? "+residual" : "");
 }
@@ -67,7 +90,7 @@ static void offload_most(const DsviTrainer *t, DsvConfig *settings)
 /* Moves the weights that are trained and their gradients to the host, beside the optimizer's state. */
 static void offload_trained(const DsviTrainer *t, DsvConfig *settings)
 {
-    if (t->backend->device->kind != DSVI_DEVICE_CPU && dsvi_offloads(settings, "states"))
+    if (!on_cpu(t) && dsvi_offloads(settings, "states"))
         snprintf(settings->offload, sizeof settings->offload, "weights%s",
                  dsvi_offloads(settings, "residual") ? "+residual" : "");
 }
@@ -75,8 +98,7 @@ static void offload_trained(const DsviTrainer *t, DsvConfig *settings)
 /* Moves what is kept of each block to the host, beside what is there already. */
 static void offload_kept(const DsviTrainer *t, DsvConfig *settings)
 {
-    if (t->backend->device->kind == DSVI_DEVICE_CPU || dsvi_offloads(settings, "residual") ||
-        dsvi_dit_keep(settings) == DSVI_KEEP_ALL)
+    if (on_cpu(t) || dsvi_offloads(settings, "residual") || dsvi_dit_keep(settings) == DSVI_KEEP_ALL)
         return;
     const char *now = dsvi_offloads(settings, "states")    ? "states+"
                       : dsvi_offloads(settings, "weights") ? "weights+"
@@ -118,24 +140,25 @@ static void remember_less(DsvConfig *settings, const char *optimizer)
         snprintf(settings->optimizer, sizeof settings->optimizer, "%s", optimizer);
 }
 
-enum { WAYS = 12 };
+enum { WAYS = 13 };
 
 /* Changes `settings` in way number `way` to use less memory. The ways that slow training least have the
  * lowest numbers. */
 static void apply_way(const DsviTrainer *t, DsvConfig *settings, int way)
 {
     switch (way) {
-    case 0: offload_lists(t, settings); break;
-    case 1: divide_more(t, settings, 2); break;
-    case 2: keep_less(settings, "selective"); break;
-    case 3: divide_more(t, settings, 3); break;
-    case 4: offload_most(t, settings); break;
-    case 5: keep_less(settings, "true"); break;
-    case 6: offload_kept(t, settings); break;
-    case 7: offload_trained(t, settings); break;
-    case 8: store_less(settings); break;
-    case 9: remember_less(settings, "adamw_bf16"); break;
-    case 10: remember_less(settings, "adamw_8bit"); break;
+    case 0: let_nothing_wait(t, settings); break;
+    case 1: offload_lists(t, settings); break;
+    case 2: divide_more(t, settings, 2); break;
+    case 3: keep_less(settings, "selective"); break;
+    case 4: divide_more(t, settings, 3); break;
+    case 5: offload_most(t, settings); break;
+    case 6: keep_less(settings, "true"); break;
+    case 7: offload_kept(t, settings); break;
+    case 8: offload_trained(t, settings); break;
+    case 9: store_less(settings); break;
+    case 10: remember_less(settings, "adamw_bf16"); break;
+    case 11: remember_less(settings, "adamw_8bit"); break;
     default: split_batch(settings);
     }
 }
@@ -186,17 +209,27 @@ static const char *what_lowers(const DsvConfig *settings, int class)
     }
 }
 
+/* Plans the run with other settings. together: the plan counts host memory as well (add_plan). */
+static DsvStatus plan_way(const DsviTrainer *t, const DsvConfig *settings, bool together, DsviArena *plan,
+                          DsviArena *host)
+{
+    DSVI_TRY(dsvi_trainer_plan(t, settings, plan, host));
+    if (together)
+        add_plan(plan, host);
+    return DSV_OK;
+}
+
 /* Writes with what the run would fit into `words`, or, if none of the options tried is enough, what lowers
  * the largest part of what it then still takes. Each way is added to the earlier ways that saved memory. All
  * ways are tried twice: gradients and activations share memory, so dividing the gradients may save memory
  * only after the activations have become smaller. */
-static void find_fit(const DsviTrainer *t, size_t free_bytes, char words[LINE])
+static void find_fit(const DsviTrainer *t, size_t free_bytes, bool together, char words[LINE])
 {
     DsvConfig best = *t->settings;
     DsviArena now, plan, host_now, host;
     char options[OPTIONS];
     words[0] = 0;
-    if (dsvi_trainer_plan(t, &best, &now, &host_now) != DSV_OK)
+    if (plan_way(t, &best, together, &now, &host_now) != DSV_OK)
         return;
     size_t host_run = host_now.used;
     bool fits = false;
@@ -206,8 +239,8 @@ static void find_fit(const DsviTrainer *t, size_t free_bytes, char words[LINE])
         /* Equal settings need no plan. Padding that differs would cost a plan, no more. */
         if (memcmp((const void *)&settings, (const void *)&best, sizeof best) == 0)
             continue;
-        if (dsvi_trainer_plan(t, &settings, &plan, &host) != DSV_OK || plan.used >= now.used ||
-            (host.used > host_run && !host_has_room(t, host.used - host_run)))
+        if (plan_way(t, &settings, together, &plan, &host) != DSV_OK || plan.used >= now.used ||
+            (!together && host.used > host_run && !host_has_room(t, host.used - host_run)))
             continue;
         best = settings;
         now = plan;
@@ -225,7 +258,7 @@ static void find_fit(const DsviTrainer *t, size_t free_bytes, char words[LINE])
 
 /* Writes the sizes of data.buckets with which alone the run would not fit either into `words`; "" without
  * several sizes. */
-static void name_buckets(const DsviTrainer *t, size_t free_bytes, char words[LINE])
+static void name_buckets(const DsviTrainer *t, size_t free_bytes, bool together, char words[LINE])
 {
     char text[DSVI_CLIP_SIZE_BYTES];
     size_t used = 0;
@@ -234,41 +267,52 @@ static void name_buckets(const DsviTrainer *t, size_t free_bytes, char words[LIN
         DsviTrainer one = *t;
         DsviArena plan, host;
         one.clips = (DsviClipSizes){{t->clips.at[i]}, 1};
-        if (dsvi_trainer_plan(&one, t->settings, &plan, &host) == DSV_OK && plan.used > free_bytes)
+        if (plan_way(&one, t->settings, together, &plan, &host) == DSV_OK && plan.used > free_bytes)
             used += (size_t)snprintf(words + used, LINE - used, "%s%s",
                                      used ? ", " : "; too large in data.buckets: ",
                                      dsvi_clip_size_text(&t->clips.at[i], text));
     }
 }
 
-DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan)
+/* Writes what the run wants apart from device memory, and the value of offload. */
+static void name_offload(const DsviTrainer *t, bool together, char with[LINE])
+{
+    bool offloads = strcmp(t->settings->offload, "none") != 0;
+    snprintf(with, LINE, "%s%s%s", together ? " and host memory (the same with device=cpu)" : "",
+             offloads ? " with offload=" : "", offloads ? t->settings->offload : "");
+}
+
+DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan, const DsviArena *host_plan)
 {
     DsviDevice *device = t->backend->device;
+    DsviArena all = *plan;
     size_t limit = (size_t)dsvi_memory_limit(t->settings), free_bytes = dsvi_device_free_bytes(device);
-    bool limited = limit > 0 && limit <= free_bytes;
-    char largest[LINE], fit[LINE], buckets[LINE], room[LINE], with[LINE] = "", missing[LINE] = "";
+    bool limited = limit > 0 && limit <= free_bytes && plan->used > limit;
+    bool together = on_cpu(t) && host_plan && !limited && plan->used <= free_bytes;
+    char largest[LINE], fit[LINE], buckets[LINE], room[LINE], with[LINE], missing[LINE] = "";
     if (limited)
         snprintf(room, LINE, "memory_gib allows %.6g", t->settings->memory_gib);
     else
         snprintf(room, LINE, "of %.*f there are %.*f free", decimals(device->memory_bytes),
                  gib(device->memory_bytes), decimals(free_bytes), gib(free_bytes));
     free_bytes = limited ? limit : free_bytes;
+    if (together)
+        add_plan(&all, host_plan);
     /* Memory in use elsewhere and pieces that are too small may hinder a run whose bytes would suffice. */
-    if (plan->used > free_bytes)
-        snprintf(missing, LINE, ": %llu bytes are missing", (unsigned long long)(plan->used - free_bytes));
-    if (strcmp(t->settings->offload, "none") != 0)
-        snprintf(with, LINE, " with offload=%s", t->settings->offload);
+    if (all.used > free_bytes)
+        snprintf(missing, LINE, ": %llu bytes are missing", (unsigned long long)(all.used - free_bytes));
     /* What offload=auto chose takes the least of its choices; the number suffices as memory_gib. */
-    bool least = dsvi_memory_plans(t->settings);
-    double wanted = least ? ceil(gib(plan->used) * 1000) / 1000 : gib(plan->used);
-    name_largest(plan, largest);
-    name_buckets(t, free_bytes, buckets);
-    find_fit(t, free_bytes, fit);
+    bool least = dsvi_memory_plans(t->settings) && !together;
+    double wanted = least ? ceil(gib(all.used) * 1000) / 1000 : gib(all.used);
+    name_offload(t, together, with);
+    name_largest(&all, largest);
+    name_buckets(t, free_bytes, together, buckets);
+    find_fit(t, free_bytes, together, fit);
     return DSVI_FAIL(DSV_E_NO_MEMORY,
                      "the run wants %s%.*f GiB of device memory%s, %s%s; "
                      "the most goes to %s GiB%s%s",
-                     least ? "at least " : "", limited || least ? 3 : decimals(plan->used), wanted, with,
-                     room, missing, largest, buckets, fit);
+                     least ? "at least " : "", limited || least ? 3 : decimals(all.used), wanted, with, room,
+                     missing, largest, buckets, fit);
 }
 
 /* The ranks on this machine need more host memory than it has. Each rank's allocation alone would succeed,
@@ -297,7 +341,10 @@ DsvStatus dsvi_memory_check(const DsviTrainer *t, const DsviArena *plan, const D
     size_t device = t->backend->device->memory_bytes, all = t->backend->device->host_bytes;
     bool offloads = strcmp(t->settings->offload, "none") != 0;
     if ((limit > 0 && plan->used > limit) || plan->used > device)
-        return dsvi_memory_explain(t, plan);
+        return dsvi_memory_explain(t, plan, host_plan);
+    if (offloads && on_cpu(t) && t->here.ranks == 1 &&
+        plan->used + host_plan->used > dsvi_device_free_bytes(t->backend->device))
+        return dsvi_memory_explain(t, plan, host_plan);
     if (all > 0 && t->here.sum > all)
         return explain_host(t, host_plan, false);
     if (offloads && t->host_available > 0 && t->here.sum > t->host_available)

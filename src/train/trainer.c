@@ -314,7 +314,7 @@ static DsvStatus trainer_allocate(DsviTrainer *t, const DsviArena *plan, DsviSpa
     DsviDevice *device = t->backend->device;
     DsvStatus status = device->mem_alloc(device, plan->used, &t->memory);
     if (status == DSV_E_NO_MEMORY)
-        return dsvi_memory_explain(t, plan);
+        return dsvi_memory_explain(t, plan, NULL);
     DSVI_TRY(status);
     /* Padding between parameters must be zero; updates keep it zero. */
     DSVI_TRY(device->clear(device->stream, t->memory, plan->used));

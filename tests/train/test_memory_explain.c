@@ -559,6 +559,44 @@ static void frozen_weights_leave_for_a_limit(void **state)
     close_bench(&b);
 }
 
+/* With device=cpu what waits in host memory is in the memory of the device, so both count together, and the
+ * message proposes that nothing waits. */
+static void waiting_saves_nothing_on_a_cpu(void **state)
+{
+    static const char *const OFFLOAD[] = {"offload=states", "offload=auto"};
+    (void)state;
+    for (size_t i = 0; i < sizeof OFFLOAD / sizeof *OFFLOAD; i++) {
+        DsviArena plan, host, none, none_host;
+        DsviTrainer *trainer;
+        char words[128];
+        Bench b;
+        open_bench(&b);
+        const DsviTrainerArgs args = {
+            .settings = &b.settings, .backend = &b.backend, .codec = b.codec, .config = &b.config};
+        b.settings.deterministic = true;
+        b.settings.sparse_enabled = false;
+        plan_with(&b, "gradient_checkpointing=true", &none, &none_host);
+        plan_with(&b, OFFLOAD[i], &plan, &host);
+        if (i == 1) {
+            b.settings.memory_gib = (double)(none.used - 4096) / 1073741824.0;
+            plan_with(&b, "offload_update=device", &plan, &host);
+        }
+        assert_true(none.used + none_host.used < plan.used + host.used && plan.used < none.used);
+        b.backend.device->host_available = host_available;
+        host_free = plan.used + host.used;
+        assert_ok(dsvi_trainer_create(&args, &trainer));
+        dsvi_trainer_free(&trainer);
+        host_free--;
+        snprintf(words, sizeof words,
+                 " GiB of device memory and host memory (the same with device=cpu) with %s", OFFLOAD[i]);
+        assert_fails(DSV_E_NO_MEMORY, words, dsvi_trainer_create(&args, &trainer));
+        assert_non_null(strstr(dsv_error_message(), ": 1 bytes are missing; the most goes to "));
+        assert_non_null(
+            strstr(dsv_error_message(), "it would fit with offload=none gradient_checkpointing=true"));
+        close_bench(&b);
+    }
+}
+
 /* What is kept of all blocks but the last waits in host memory; the device keeps buffers for two blocks of
  * it, and the input of the head has one of them. */
 static void kept_activations_leave(void **state)
@@ -625,6 +663,7 @@ int main(void)
         cmocka_unit_test(trained_weights_leave_for_a_limit),
         cmocka_unit_test(frozen_weights_leave_for_a_limit),
         cmocka_unit_test(kept_activations_leave),
+        cmocka_unit_test(waiting_saves_nothing_on_a_cpu),
         cmocka_unit_test(says_once_that_memory_is_pageable),
         cmocka_unit_test(the_update_goes_where_it_is_faster),
         cmocka_unit_test(the_planner_needs_a_host),
