@@ -103,12 +103,23 @@ static void print_keys(void)
     putchar('\n');
 }
 
+static void print_cards(void)
+{
+    const DsvCardInfo *card;
+    puts("\nCards (--card) and the memory that CUDA reports:");
+    for (size_t i = 0; (card = dsv_card_info(i)); i++)
+        printf("  %-8s %5.1f GiB  %s%s\n", card->name, card->memory_gib, card->title,
+               card->measured ? ", speeds measured" : "");
+}
+
 void cli_print_page(const CliVerb *verb)
 {
     printf("usage: dsv %s%s%s%s%s\n\n%s\n", verb->name, verb->arguments[0] ? " " : "", verb->arguments,
            verb->flags ? " [flags]" : "", verb->takes_options ? " [key=value ...]" : "", verb->text);
     print_flags(verb->flags, flag_columns(verb->flags));
     print_flags(common_flags, flag_columns(verb->flags));
+    if (verb->lists_cards)
+        print_cards();
     if (verb->lists_options)
         print_keys();
     else if (verb->takes_options)

@@ -33,9 +33,9 @@ static const char text[] = "Shows how a training run on one rank would fit into 
                            "It may also have host_gbs, the speed of host memory, update_gbs, the speed at\n"
                            "which AdamW of the CPU uses host memory, and memory_gib and host_gib, the\n"
                            "memory of both. If nothing fits, the least that would is named.\n"
-                           "--card knows the memory of rtx3090, rtx4090, rtx5090, l40s, a100-40, a100-80,\n"
-                           "h100, h200 and b200. For cards whose speeds were not measured, all but h100 and\n"
-                           "h200, settings are compared with the speeds of an H100 and no times are given.\n"
+                           "--card knows the memory of the cards below. For cards whose speeds were not\n"
+                           "measured, settings are compared with the speeds of an H100 and no times are\n"
+                           "given.\n"
                            "\n"
                            "  dsv plan memory configs/wan1.3b.yaml --memory-gib 24\n"
                            "  dsv plan memory configs/wan_lora.yaml model.path=FOLDER --card rtx4090\n"
@@ -71,6 +71,7 @@ const CliVerb cli_verb_plan_memory = {
     .arguments = "[CONFIG.yaml]",
     .paths_max = 1,
     .takes_options = true,
+    .lists_cards = true,
     .summary = "show how training would fit into little device memory",
     .text = text,
     .flags = flags,

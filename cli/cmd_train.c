@@ -48,9 +48,8 @@ static const char text[] =
     "would take on the device, which must exist, and with offload=auto the settings\n"
     "that were compared. If data.path is set, the clips are opened too: it prints the\n"
     "sources and sizes, their clips, and a lower bound for the time of an epoch.\n"
-    "--card plans for rtx3090, rtx4090, rtx5090, l40s, a100-40, a100-80, h100, h200\n"
-    "or b200 instead of a device that exists, without times for cards whose speeds\n"
-    "were not measured (all but h100 and h200).\n"
+    "--card plans for a card below instead of a device that exists, without times for\n"
+    "cards whose speeds were not measured.\n"
     "\n"
     "To train with several processes, start dsv train with mpirun, srun or torchrun\n"
     "(docs/distributed.md).\n"
@@ -239,6 +238,7 @@ const CliVerb cli_verb_train = {
     .paths_max = 1,
     .takes_options = true,
     .lists_options = true,
+    .lists_cards = true,
     .summary = "train a model on clips",
     .text = text,
     .flags = flags,

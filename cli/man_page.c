@@ -66,6 +66,19 @@ static void put_text(const char *text)
         puts(".EE");
 }
 
+/* Prints the cards that --card knows. */
+static void put_cards(void)
+{
+    const DsvCardInfo *card;
+    puts(".PP\nCards and the memory that CUDA reports:");
+    for (size_t i = 0; (card = dsv_card_info(i)); i++) {
+        puts(".TP");
+        put_in_font('B', card->name);
+        printf("\n%s, %.1f GiB%s\n", card->title, card->memory_gib,
+               card->measured ? ", speeds measured" : "");
+    }
+}
+
 static void put_verb(const CliVerb *verb)
 {
     printf(".SS \"dsv %s\"\n\\fBdsv %s\\fR", verb->name, verb->name);
@@ -83,6 +96,8 @@ static void put_verb(const CliVerb *verb)
         }
         put_line(flag->help, strlen(flag->help));
     }
+    if (verb->lists_cards)
+        put_cards();
 }
 
 static void put_verbs(void)

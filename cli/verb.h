@@ -34,6 +34,7 @@ typedef struct CliVerb {
     int paths_min, paths_max;
     bool takes_options;   /* accepts key=value */
     bool lists_options;   /* the verb's help page lists all option keys */
+    bool lists_cards;     /* the verb's help page lists the cards that --card knows */
     const char *summary;  /* one line for the overview of verbs, such as "train a model" */
     const char *text;     /* text of the verb's help page, ending with a newline */
     const CliFlag *flags; /* ends with a flag without a name; or NULL */

@@ -43,6 +43,20 @@ typedef struct DsvPlanQuestion {
 DsvStatus dsv_plan(DsvRanks *ranks, const DsvPlanQuestion *question, const DsvConfig *config,
                    const char *json_path, DsvLine *line, void *context);
 
+/** A card that plans know by name (DsvMemoryQuestion, dsv_train_preview_card()). */
+typedef struct DsvCardInfo {
+    const char *name;  /**< such as "rtx4090" */
+    const char *title; /**< such as "NVIDIA GeForce RTX 4090" */
+    /** GiB that CUDA reports in all, rounded down; the driver keeps the rest of the nominal memory */
+    double memory_gib;
+    bool measured; /**< the speeds were measured on this card, so that plans give times */
+} DsvCardInfo;
+
+/** Describes a card that plans know.
+ * @param index counts the cards from 0
+ * @return the card, static; NULL past the last one */
+const DsvCardInfo *dsv_card_info(size_t index);
+
 /** What dsv_plan_memory() is asked. Zero-initialise it for the defaults. */
 typedef struct DsvMemoryQuestion {
     double memory_gib; /**< GiB of device memory that training may use; 0: those of the option memory_gib or
@@ -51,9 +65,8 @@ typedef struct DsvMemoryQuestion {
      * link_gbs, and if known host_gbs, update_gbs, memory_gib and host_gib. NULL: speeds of a recent data
      * centre GPU. */
     const char *table;
-    /** In place of a table, the name of a card such as rtx4090 or h100, whose memory is known. A wrong name
-     * is refused with the list of names. Times are given only for cards whose speeds were measured. NULL:
-     * none. */
+    /** In place of a table, the name of a card of dsv_card_info(). A wrong name is refused with the list of
+     * names. Times are given only for cards whose speeds were measured. NULL: none. */
     const char *card;
 } DsvMemoryQuestion;
 

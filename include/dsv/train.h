@@ -59,7 +59,7 @@ DsvStatus dsv_train_preview(const DsvConfig *config, void (*line)(void *context,
 
 /** As dsv_train_preview(), for a card that need not be there; the option device is not read. The working
  * memory of GPU kernels is not counted. Times are given only for cards whose speeds were measured.
- * @param card    a name such as rtx4090 or h100; a wrong one is refused with the list of names
+ * @param card    a name of dsv_card_info(); a wrong one is refused with the list of names
  * @param config  the options of the run
  * @param line    called for each line, without a newline; must not be NULL
  * @param context handed to `line`

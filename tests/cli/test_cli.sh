@@ -90,6 +90,8 @@ shows help_bench.txt help bench
 shows help_setting.txt help sparse.group
 call 0 help bench step
 grep -q '^usage: dsv bench step' out || complain "not the page of bench step"
+call 0 help plan memory
+grep -q '^  h200     139.7 GiB  NVIDIA H200, speeds measured$' out || complain "lacks the cards"
 call 0 help options
 grep -q '^  sparse.min_mass=0.3  (number, 0 to 1)$' out || complain "lacks sparse.min_mass"
 grep -q '^  sparse.min_head_mass=0.1  (number, 0 to 1)$' out || complain "lacks sparse.min_head_mass"
