@@ -145,9 +145,6 @@ DsvStatus dsvi_sparse_step_begin(DsviSparse *s, int64_t step, bool train)
         b->times.forward = b->times.backward = false;
         b->far_share = NAN;
     }
-    if (s->measuring && measured_other_lengths(s))
-        dsvi_sparse_log_line(s, "lists may hold more or fewer keys than those of which the decisions about "
-                                "blocks were made: all blocks are measured in this step");
     if (s->measuring)
         DSVI_TRY(dsvi_sparse_profile_begin(s));
     return s->selector ? dsvi_selector_step_begin(s->selector, step, train) : DSV_OK;
@@ -354,6 +351,9 @@ static DsvStatus read_measurements(DsviSparse *s)
         DSVI_TRY(dsvi_sparse_profile_read(s));
     DSVI_TRY(dsvi_sparse_average_seen(s));
     s->measured = s->measuring && s->ran;
+    if (s->measured && measured_other_lengths(s))
+        dsvi_sparse_log_line(s, "the checkpoint's measurements are of lists of other lengths, or of unknown "
+                                "lengths: all blocks were measured in this step");
     if (s->measured) {
         dsvi_sparse_profile_end(s);
         s->record.measured_step[0] = s->step;

@@ -205,6 +205,14 @@ DsvStatus dsvi_sparse_profile_read(DsviSparse *s)
     return DSV_OK;
 }
 
+/* Marks what lists of a block hold, and their output error, as not measured. */
+static void forget_lists(DsviSparseRecord *record, int64_t block, int64_t heads)
+{
+    record->captured[block] = record->missed[block] = record->error[block] = NAN;
+    for (int64_t h = block * heads; h < (block + 1) * heads; h++)
+        record->head_captured[h] = record->head_error[h] = NAN;
+}
+
 void dsvi_sparse_profile_end(DsviSparse *s)
 {
     DsviSparseRecord *record = &s->record;
@@ -217,6 +225,8 @@ void dsvi_sparse_profile_end(DsviSparse *s)
                      &record->share90[block]);
         update_head_means(s, dsvi_sparse_seen_listed(s, block), record->head_listed + block * heads);
         record->listed[block] = blend(record->listed[block], b->measured_density, weight_of_old(s));
+        if (record->measured_step[0] < 0 && !b->measured_fit)
+            forget_lists(record, block, heads);
         if (b->measured_fit && b->measured_error)
             update_error(s, block);
         if (b->measured_fit) /* lists that do not fit are empty: the attention that they hold means nothing */

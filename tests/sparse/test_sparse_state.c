@@ -147,7 +147,7 @@ static bool measures_on_resume(const char *assignment, bool train)
     dsvi_sparse_block_report(resumed.sparse, 0, &block);
     assert_true(block.over_lists); /* the decision holds until the measurement */
     assert_int_equal(before != block.captured_mass, measured);
-    assert_int_equal(strstr(resumed.log, "all blocks are measured in this step") != NULL, measured);
+    assert_int_equal(strstr(resumed.log, "all blocks were measured in this step") != NULL, measured);
     rig_fill(&resumed, 3, 8);
     rig_step(&resumed, 3, train);
     assert_false(dsvi_sparse_measured(resumed.sparse));
