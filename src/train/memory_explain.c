@@ -204,7 +204,7 @@ static const char *what_lowers(const DsvConfig *settings, int class)
     case DSVI_MEM_OPTIMIZER:
     case DSVI_MEM_EMA:
         return settings->model_path[0] && settings->lora_rank == 0 ? "a LoRA (lora_rank)" : "a smaller model";
-    case DSVI_MEM_SPARSE: return "a lower sparse.list_memory";
+    case DSVI_MEM_SPARSE: return "a lower sparse.list_memory and sparse.min_keys";
     default: return "a smaller clip (num_frames, height, width)";
     }
 }
@@ -251,7 +251,8 @@ static void find_fit(const DsviTrainer *t, size_t free_bytes, bool together, cha
     if (fits)
         snprintf(words, LINE, "; it would fit with %s", options);
     else
-        snprintf(words, LINE, "; with %s it would still want %.3f, the most for %s, which %s would lower",
+        snprintf(words, LINE,
+                 "; with %s it would still want %.3f GiB, and the largest part, %s, would be lowered by %s",
                  options, gib(now.used), dsvi_mem_class_name((DsviMemClass)largest),
                  what_lowers(t->settings, largest));
 }
@@ -287,8 +288,10 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan, const
     DsviDevice *device = t->backend->device;
     DsviArena all = *plan;
     size_t limit = (size_t)dsvi_memory_limit(t->settings), free_bytes = dsvi_device_free_bytes(device);
-    bool limited = limit > 0 && limit <= free_bytes && plan->used > limit;
-    bool together = on_cpu(t) && host_plan && !limited && plan->used <= free_bytes;
+    bool offloads = strcmp(t->settings->offload, "none") != 0;
+    /* Without a host plan an allocation has failed, which other allocations under the limit can cause. */
+    bool limited = limit > 0 && limit <= free_bytes && (plan->used > limit || !host_plan);
+    bool together = on_cpu(t) && host_plan && !limited && (offloads || plan->used <= free_bytes);
     char largest[LINE], fit[LINE], buckets[LINE], room[LINE], with[LINE], missing[LINE] = "";
     if (limited)
         snprintf(room, LINE, "memory_gib allows %.6g", t->settings->memory_gib);

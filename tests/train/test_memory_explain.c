@@ -131,7 +131,7 @@ static void end_of_message(const Bench *b, const char *lowers, char end[256])
     plan_with(&smaller, "gradient_accumulation_steps=2", &plan, &host);
     for (int c = 1; c < DSVI_MEM_CLASS_COUNT; c++)
         largest = plan.by_class[c] > plan.by_class[largest] ? c : largest;
-    snprintf(end, 256, " it would still want %.3f, the most for %s, which %s would lower",
+    snprintf(end, 256, " it would still want %.3f GiB, and the largest part, %s, would be lowered by %s",
              (double)plan.used / 1073741824.0, dsvi_mem_class_name((DsviMemClass)largest), lowers);
 }
 
