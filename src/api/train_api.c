@@ -55,7 +55,7 @@ static DsvStatus prepare_data(DsvConfig *config, DsviBackend *backend, DsviComm 
     if (encodes)
         DSVI_TRY(dsvi_preview_check(config, backend));
     if (encodes && first)
-        DSVI_TRY(dsvi_preview_check_clips(config, backend, dsvi_comm_size(comm) == 1));
+        DSVI_TRY(dsvi_preview_check_clips(config, backend, dsvi_comm_size(comm)));
     return dsvi_train_data_prepare(config, backend, comm, events, prompts);
 }
 

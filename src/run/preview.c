@@ -151,9 +151,17 @@ static DsvStatus sizes_of_clips(const DsvConfig *settings, const DsviCodec *code
     return status;
 }
 
-/* As dsvi_preview_make. clips: finds the sizes of data.buckets=auto, if data.path is set. memory: also checks
- * that the run has enough memory. */
-static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bool clips, bool memory,
+/* Returns how many of `ranks` share a clip, by the rule of dsvi_mesh_make. */
+static int64_t cp_ranks_of(const DsvConfig *settings, int64_t ranks)
+{
+    if (settings->cp_size > 0)
+        return settings->cp_size;
+    return settings->dp_size > 0 ? ranks / settings->dp_size : 1;
+}
+
+/* As dsvi_preview_make, for a run of `ranks`. clips: finds the sizes of data.buckets=auto, if data.path is
+ * set, and checks that a run of one rank has enough memory. */
+static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bool clips, int64_t ranks,
                              DsviPreview *out)
 {
     DsvStatus status;
@@ -167,10 +175,10 @@ static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bo
     DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, out), done);
     if (clips && settings->data_path[0] && settings->data_buckets[0] && !lists_sizes(settings))
         DSVI_TRY_GOTO(status, sizes_of_clips(&alone, codec, &out->config, &sizes), done);
-    DSVI_TRY_GOTO(status, dsvi_trainer_sizes_check(settings, &sizes, settings->cp_size), done);
+    DSVI_TRY_GOTO(status, dsvi_trainer_sizes_check(settings, &sizes, cp_ranks_of(settings, ranks)), done);
     DSVI_TRY_GOTO(status, preview_plan(&alone, backend, codec, &sizes, NULL, NULL, NULL, &planned, out),
                   done);
-    if (memory)
+    if (clips && ranks == 1)
         DSVI_TRY_GOTO(status, dsvi_memory_check(&planned, &out->device, &out->host), done);
 done:
     dsvi_mesh_free(&planned.mesh);
@@ -180,15 +188,15 @@ done:
 
 DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, DsviPreview *out)
 {
-    return preview_try(settings, backend, false, false, out);
+    return preview_try(settings, backend, false, 1, out);
 }
 
-DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, bool memory)
+DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, int64_t ranks)
 {
     DsviPreview preview;
     if (settings->resume_from_checkpoint[0] && settings->model_path[0])
         return DSV_OK;
-    return preview_try(settings, backend, true, memory, &preview);
+    return preview_try(settings, backend, true, ranks, &preview);
 }
 
 DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend)

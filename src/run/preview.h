@@ -26,9 +26,9 @@ DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, Dsv
  * checkpoint gives the model's shape, and model.path may no longer exist. */
 DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend);
 
-/* As dsvi_preview_check, before clips are encoded, for the sizes that data.buckets=auto gives them: opens the
- * clips for it. memory: also checks that a run of one rank has enough memory. */
-DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, bool memory);
+/* Like dsvi_preview_check, for a run of `ranks`, but with data.buckets=auto it opens the clips at data.path
+ * to find their sizes. Also checks that a run of one rank has enough memory. */
+DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, int64_t ranks);
 
 /* Reports the data (if data.path is set), the model and the memory plan of a run through `line`, line by
  * line. Returns DSV_E_NO_MEMORY if the device has not enough free memory; the message names options with
