@@ -8,7 +8,8 @@
 Every run is a folder OUT/VARIANT/seed-K with its own log.txt; learn_table.py makes a table and curves of all
 runs. A third of the clips is held out; the loss on these clips is compared. The same command continues a
 stopped study: finished runs are skipped, others resume from their newest checkpoint. With --time-limit the
-program stops by itself; runs write a checkpoint, and no run starts that could not finish in time. Small
+program stops by itself; runs write a checkpoint, and no run starts that could not finish in time.
+Checkpoints from which no run of the call continues are deleted, also those of finished runs. Small
 models leave a GPU idle between kernels, so several jobs can share a GPU. key=value arguments go to every run.
 Needs only Python and dsv.
 
@@ -279,15 +280,21 @@ class Run:
         return self.folder / f"checkpoint-{step}"
 
     def prune(self):
-        """Deletes checkpoints from which no run continues: this run continues from its newest."""
-        found = checkpoints(self.folder)
-        newest = None if self.finished() else max(found, default=None)
-        for step, folder in found.items():
-            if step != newest and step not in self.kept:
-                shutil.rmtree(folder)
+        """Deletes checkpoints from which no run continues. An unfinished run continues from the one that
+        `latest` names, or will name soon: the newest."""
+        found, latest = checkpoints(self.folder), self.folder / "latest"
+        needed = set(self.kept)
+        if not self.finished() and found:
+            needed |= {max(found), int(latest.read_text().split("-")[1]) if latest.exists() else 0}
+        for step in found.keys() - needed:
+            shutil.rmtree(found[step])
 
     def ready(self):
         return not self.origin or self.origin.checkpoint(self.first).exists()
+
+    def orphaned(self):
+        """True if the run cannot start, because the run before it has finished without the checkpoint."""
+        return not (self.ready() or (self.folder / "latest").exists()) and self.origin.finished()
 
     def finished(self):
         """True if the run wrote the held-out loss of its last step, which is its last output."""
@@ -544,6 +551,10 @@ def main():
     prepare(args)
     runs = choose(args)
     left = [run for run in runs if not run.finished()]
+    for run in left:
+        if run.orphaned():
+            sys.exit(f"learn.py: {run.title} continues {run.origin.title}, whose checkpoint of step "
+                     f"{run.first} was deleted: delete {run.origin.folder} to train these steps again")
     print(f"{len(runs)} runs, {len(runs) - len(left)} of them finished", flush=True)
     return 1 if train(args, left) else 0
 

@@ -165,8 +165,9 @@ static void walk_raster(Walk *walk, Cell start, const int64_t box[3])
 
 enum { EDGE = 4 }; /* of a cube */
 
-/* Walks a box of at most EDGE cells each way as the part of a cube that exists. The bits of the number of a
- * cell in the cube, from the lowest, are the lowest bits of column, row and frame, then the next ones. */
+/* Walks a cube of EDGE x EDGE x EDGE cells in Z-order and skips the cells outside `box`, which is smaller at
+ * the edges of the grid. The bits of a cell's number in the cube, from the lowest, are the lowest bits of
+ * column, row and frame, then the next ones. */
 static void walk_z(Walk *walk, Cell start, const int64_t box[3])
 {
     for (int cell = 0; cell < EDGE * EDGE * EDGE; cell++) {

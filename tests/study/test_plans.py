@@ -41,8 +41,12 @@ for step in {last, *range(every, last + 1, every)}:
 """
 
 
+def run(program, *words):
+    return subprocess.run([sys.executable, STUDY / program, *map(str, words)], capture_output=True, text=True)
+
+
 def call(program, *words):
-    done = subprocess.run([sys.executable, STUDY / program, *map(str, words)], capture_output=True, text=True)
+    done = run(program, *words)
     assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -118,6 +122,12 @@ def test_finishes(work):
     assert kept.pop("trunk-6") == [6] and kept.pop("trunk-30") == [30], kept
     for name, steps in kept.items():
         assert steps == ([51, 54, 57] if name in names[1:3] else []), (name, steps)
+    # A later call with a finish finds that the checkpoint is gone.
+    words = ["--dsv", work / "dsv", "--clips", work / "clips", "--out", work / "later", "--steps", 60,
+             "--seeds", "0"]
+    call("learn.py", *words, "--variants", "lists5-query64")
+    failed = run("learn.py", *words, "--variants", "lists5-query64-finish")
+    assert failed.returncode == 1 and "step 51 was deleted" in failed.stderr, failed.stderr
 
 
 def test_stopped_runs_resume():
