@@ -14,14 +14,20 @@ static DsvStatus not_divisor(const char *key, int64_t value, int64_t ranks)
                      key, value, ranks);
 }
 
+int64_t dsvi_mesh_cp_ranks(const DsvConfig *config, int64_t ranks)
+{
+    if (config->cp_size > 0)
+        return config->cp_size;
+    return config->dp_size > 0 ? ranks / config->dp_size : 1;
+}
+
 /* Computes the sizes of both divisions. An option of 0 follows from the others and the number of ranks. */
 static DsvStatus compute_mesh_sizes(const DsvConfig *config, int64_t ranks, DsviMesh *mesh)
 {
-    int64_t cp = config->cp_size, data = config->dp_size, shard = config->hsdp_shard_dim;
+    int64_t data = config->dp_size, shard = config->hsdp_shard_dim;
     if (data > 0 && ranks % data)
         return not_divisor("dp_size", data, ranks);
-    if (cp == 0)
-        cp = data > 0 ? ranks / data : 1;
+    int64_t cp = dsvi_mesh_cp_ranks(config, ranks);
     if (ranks % cp)
         return not_divisor("cp_size", cp, ranks);
     if (data > 0 && data * cp != ranks)

@@ -37,6 +37,9 @@ typedef struct DsviMesh {
     DsviComm *replica; /* ranks that keep the same shard as this rank; `all` itself if all ranks keep it */
 } DsviMesh;
 
+/* Returns how many of `ranks` share a clip: cp_size, or what follows from dp_size if cp_size is 0. */
+int64_t dsvi_mesh_cp_ranks(const DsvConfig *config, int64_t ranks);
+
 /* Makes the mesh from cp_size, dp_size and hsdp_shard_dim. All ranks of `all` call (NULL: one rank).
  * DSV_E_USAGE names the option that does not fit the number of ranks. Free the mesh before closing `all`. */
 DsvStatus dsvi_mesh_make(const DsvConfig *config, DsviComm *all, DsviMesh *out);

@@ -151,14 +151,6 @@ static DsvStatus sizes_of_clips(const DsvConfig *settings, const DsviCodec *code
     return status;
 }
 
-/* Returns how many of `ranks` share a clip, by the rule of dsvi_mesh_make. */
-static int64_t cp_ranks_of(const DsvConfig *settings, int64_t ranks)
-{
-    if (settings->cp_size > 0)
-        return settings->cp_size;
-    return settings->dp_size > 0 ? ranks / settings->dp_size : 1;
-}
-
 /* As dsvi_preview_make, for a run of `ranks`. clips: finds the sizes of data.buckets=auto, if data.path is
  * set, and checks that a run of one rank has enough memory. */
 static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bool clips, int64_t ranks,
@@ -175,7 +167,8 @@ static DsvStatus preview_try(const DsvConfig *settings, DsviBackend *backend, bo
     DSVI_TRY_GOTO(status, preview_choose_config(&alone, codec, out), done);
     if (clips && settings->data_path[0] && settings->data_buckets[0] && !lists_sizes(settings))
         DSVI_TRY_GOTO(status, sizes_of_clips(&alone, codec, &out->config, &sizes), done);
-    DSVI_TRY_GOTO(status, dsvi_trainer_sizes_check(settings, &sizes, cp_ranks_of(settings, ranks)), done);
+    DSVI_TRY_GOTO(status, dsvi_trainer_sizes_check(settings, &sizes, dsvi_mesh_cp_ranks(settings, ranks)),
+                  done);
     DSVI_TRY_GOTO(status, preview_plan(&alone, backend, codec, &sizes, NULL, NULL, NULL, &planned, out),
                   done);
     if (clips && ranks == 1)
