@@ -351,10 +351,10 @@ static DsvStatus read_measurements(DsviSparse *s)
         DSVI_TRY(dsvi_sparse_profile_read(s));
     DSVI_TRY(dsvi_sparse_average_seen(s));
     s->measured = s->measuring && s->ran;
-    if (s->measured && measured_other_lengths(s))
-        dsvi_sparse_log_line(s, "the checkpoint's measurements are of lists of other lengths, or of unknown "
-                                "lengths: all blocks were measured in this step");
     if (s->measured) {
+        if (measured_other_lengths(s))
+            dsvi_sparse_log_line(s, "the checkpoint's measurements are of lists of other lengths, or of "
+                                    "unknown lengths: all blocks were measured in this step");
         dsvi_sparse_profile_end(s);
         s->record.measured_step[0] = s->step;
     }

@@ -71,6 +71,11 @@ static void let_nothing_wait(const DsviTrainer *t, DsvConfig *settings)
     snprintf(settings->offload, sizeof settings->offload, "none");
 }
 
+static bool uses_offload(const DsviTrainer *t)
+{
+    return strcmp(t->settings->offload, "none") != 0;
+}
+
 static void offload_lists(const DsviTrainer *t, DsvConfig *settings)
 {
     settings->sparse_offload_lists |= settings->sparse_enabled && !settings->sparse_time_choices &&
@@ -278,9 +283,8 @@ static void name_buckets(const DsviTrainer *t, size_t free_bytes, bool together,
 /* Writes what the run wants apart from device memory, and the value of offload. */
 static void name_offload(const DsviTrainer *t, bool together, char with[LINE])
 {
-    bool offloads = strcmp(t->settings->offload, "none") != 0;
     snprintf(with, LINE, "%s%s%s", together ? " and host memory (the same with device=cpu)" : "",
-             offloads ? " with offload=" : "", offloads ? t->settings->offload : "");
+             uses_offload(t) ? " with offload=" : "", uses_offload(t) ? t->settings->offload : "");
 }
 
 DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan, const DsviArena *host_plan)
@@ -288,10 +292,9 @@ DsvStatus dsvi_memory_explain(const DsviTrainer *t, const DsviArena *plan, const
     DsviDevice *device = t->backend->device;
     DsviArena all = *plan;
     size_t limit = (size_t)dsvi_memory_limit(t->settings), free_bytes = dsvi_device_free_bytes(device);
-    bool offloads = strcmp(t->settings->offload, "none") != 0;
     /* Without a host plan an allocation has failed, which other allocations under the limit can cause. */
     bool limited = limit > 0 && limit <= free_bytes && (plan->used > limit || !host_plan);
-    bool together = on_cpu(t) && host_plan && !limited && (offloads || plan->used <= free_bytes);
+    bool together = on_cpu(t) && host_plan && !limited && (uses_offload(t) || plan->used <= free_bytes);
     char largest[LINE], fit[LINE], buckets[LINE], room[LINE], with[LINE], missing[LINE] = "";
     if (limited)
         snprintf(room, LINE, "memory_gib allows %.6g", t->settings->memory_gib);
@@ -342,15 +345,14 @@ DsvStatus dsvi_memory_check(const DsviTrainer *t, const DsviArena *plan, const D
 {
     uint64_t limit = dsvi_memory_limit(t->settings);
     size_t device = t->backend->device->memory_bytes, all = t->backend->device->host_bytes;
-    bool offloads = strcmp(t->settings->offload, "none") != 0;
     if ((limit > 0 && plan->used > limit) || plan->used > device)
         return dsvi_memory_explain(t, plan, host_plan);
-    if (offloads && on_cpu(t) && t->here.ranks == 1 &&
+    if (uses_offload(t) && on_cpu(t) && t->here.ranks == 1 &&
         plan->used + host_plan->used > dsvi_device_free_bytes(t->backend->device))
         return dsvi_memory_explain(t, plan, host_plan);
     if (all > 0 && t->here.sum > all)
         return explain_host(t, host_plan, false);
-    if (offloads && t->host_available > 0 && t->here.sum > t->host_available)
+    if (uses_offload(t) && t->host_available > 0 && t->here.sum > t->host_available)
         return explain_host(t, host_plan, true);
     return DSV_OK;
 }

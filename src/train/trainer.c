@@ -136,8 +136,8 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
     DSVI_TRY(dsvi_trainer_sizes_create(t, &shape, log, log_context));
     bool samples = settings->validation_steps > 0 || settings->validation_at_end;
     const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
-    DsviVideoShape
-        window; /* latent of clips that are sampled or held out, which data.buckets need not list */
+    /* The latent of clips that are sampled or held out, whose size data.buckets need not list. */
+    DsviVideoShape window;
     DSVI_TRY(t->codec->latent_shape(t->codec, video, &window));
     if (samples || settings->validation_data[0])
         DSVI_TRY(dsvi_dit_check_input(config, t->codec, window));

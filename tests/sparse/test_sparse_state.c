@@ -155,6 +155,29 @@ static bool measures_on_resume(const char *assignment, bool train)
     return measured;
 }
 
+/* If the longer lists of a block do not fit into their memory after a resume, what its shorter ones held is
+ * forgotten, so that the next measurement is not averaged with it. */
+static void check_lists_that_do_not_fit(void)
+{
+    static Rig resumed;
+    DsvConfig settings = settings_for("projection");
+    DsviSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, DSVI_F32);
+    rig_set(&settings, "sparse.profile_every=100");
+    rig_set(&settings, "sparse.target_density=0.7");
+    rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.list_memory=0.4"); /* for the lists of one of two blocks */
+    rig_open(&resumed, "auto", 2, &settings, &shape);
+    assert_ok(dsvi_sparse_load(resumed.sparse, path));
+    const DsviSparseRecord *record = &resumed.sparse->record;
+    assert_true(record->sparse[0] && record->sparse[1] && record->captured[1] > 0);
+    rig_fill(&resumed, 2, 8);
+    rig_step(&resumed, 2, true);
+    assert_true(dsvi_sparse_measured(resumed.sparse));
+    assert_true(record->captured[0] > 0 && isnan(record->captured[1]));
+    assert_true(isnan(record->head_captured[resumed.sparse->shape.heads]));
+    rig_close(&resumed);
+}
+
 /* A run that is resumed with lists that may hold more or fewer keys measures at once what they hold, and so
  * does a run of a file that does not say how many keys its lists held. The new measurement is not averaged
  * with those of the other lists. */
@@ -175,6 +198,7 @@ static void test_other_lengths_are_measured(void **state)
     assert_true(measures_on_resume("sparse.min_keys=100", true));
     assert_true(measures_on_resume("sparse.target_mass=0.7", true));
     assert_false(measures_on_resume("sparse.target_density=0.7", false)); /* samples do not measure */
+    check_lists_that_do_not_fit();
     rig_set(&settings, "sparse.target_mass=0.9");
     rig_open(&second, "auto", 2, &settings, &shape);
     assert_ok(dsvi_sparse_load(second.sparse, path));

@@ -98,22 +98,24 @@ static DsvStatus grant_short(DsviDevice *device, size_t bytes, void **out)
     return DSVI_FAIL(DSV_E_NO_MEMORY, "no %zu bytes of device memory", bytes);
 }
 
-/* The device has enough free memory, but not in one piece. */
+/* The device has enough free memory, but not in one piece. A limit is named even if the run would fit into
+ * it, because other allocations count too. */
 static void names_other_settings_than_failed(void **state)
 {
     DsviTrainer *trainer;
     Bench b;
     (void)state;
     open_bench(&b);
+    const DsviTrainerArgs args = {
+        .settings = &b.settings, .backend = &b.backend, .codec = b.codec, .config = &b.config};
     too_long = b.kept;
     b.backend.device->memory_bytes = 2 * b.kept;
     b.backend.device->mem_alloc = grant_short;
     assert_fails(DSV_E_NO_MEMORY, "it would fit with gradient_checkpointing=selective",
-                 dsvi_trainer_create(&(DsviTrainerArgs){.settings = &b.settings,
-                                                        .backend = &b.backend,
-                                                        .codec = b.codec,
-                                                        .config = &b.config},
-                                     &trainer));
+                 dsvi_trainer_create(&args, &trainer));
+    assert_null(strstr(dsv_error_message(), "memory_gib allows"));
+    b.settings.memory_gib = 1.5 * (double)b.kept / 1073741824.0;
+    assert_fails(DSV_E_NO_MEMORY, "memory_gib allows", dsvi_trainer_create(&args, &trainer));
     close_bench(&b);
 }
 
