@@ -23,10 +23,10 @@ import pathlib
 import statistics
 
 RULE = ["sparse.order=cube", "sparse.grain=8", "sparse.group=64", "sparse.tail=query", "sparse.tail_chunk=64",
-        "sparse.target_mass=0", "sparse.min_mass=0", "sparse.min_head_mass=0",
-        "sparse.max_density=1", "sparse.max_error=100", "sparse.max_head_error=100"]
+        "sparse.target_mass=0", "sparse.min_mass=0", "sparse.min_head_mass=0", "sparse.max_density=1",
+        "sparse.max_error=100", "sparse.max_head_error=100"]
 DENSE = ["sparse.enabled=false"]
-WARMUP, FINISH, SHORT_FINISH = 0.1, 0.15, 0.05  # fractions of the steps of sparse runs with dense attention
+WARMUP, FINISH, SHORT_FINISH = 0.1, 0.15, 0.05  # fractions of dense steps at the beginning, and at the end
 USED = 0.8  # fraction of S that is planned; the rest is for starts of programs and held-out losses
 WINDOW = 20  # sparse.profile_every: so many steps contain one measurement of captured mass
 

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""test_plans.py: the plans of study/wall.sh and study/experts.sh, how learn.py runs a plan and continues
-runs, and the table of experts, with a program in place of dsv that writes the files of a run at once."""
+"""test_plans.py: the parts of study/tail.sh, the plans of study/wall.sh and study/experts.sh, how learn.py
+runs a plan and continues runs, and the table of experts, with a program in place of dsv that writes the files
+of a run at once."""
 import json
 import math
+import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -130,6 +133,21 @@ def test_finishes(work):
     assert failed.returncode == 1 and "step 51 was deleted" in failed.stderr, failed.stderr
 
 
+def test_parts_of_tail(work):
+    """learn.py knows every variant that a part of tail.sh names; `echo` in place of Python prints them."""
+    script = STUDY / "tail.sh"
+    cases = re.findall(r"^([a-z0-9-]+(?: \| [a-z0-9-]+)*)\)", script.read_text(), re.M)
+    parts = [part for case in cases for part in case.split(" | ")]
+    assert {"7m", "100m-16k-tails", "cpu"} <= set(parts), parts
+    known = set(learn.variants(1000))
+    for part in parts:
+        done = subprocess.run(["sh", script, work, "10", "0", part], capture_output=True, text=True,
+                              env={**os.environ, "PYTHON": "echo"})
+        assert done.returncode == 0, (part, done.stderr)
+        named = re.search(r"--variants (\S+)", done.stdout)[1].split(",")
+        assert named and set(named) <= known, (part, set(named) - known)
+
+
 def test_stopped_runs_resume():
     """dsv ends with status 0 if SIGTERM stops it while it measures the held-out loss of the last step."""
     for status, fails in ((0, False), (130, False), (143, False), (1, True), (-9, True)):
@@ -143,4 +161,5 @@ with tempfile.TemporaryDirectory(prefix="dsv-test-") as folder:
     test_share()
     test_experts(pathlib.Path(folder))
     test_finishes(pathlib.Path(folder))
+    test_parts_of_tail(pathlib.Path(folder))
 test_stopped_runs_resume()
