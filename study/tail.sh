@@ -16,9 +16,9 @@
 #              steps, and lists from the first tenth of the steps on beside dense runs that part there too
 #     100m-8k, 100m-16k-keys, 7m-16k   8,192 and 16,384 tokens: lists of 1,024 keys, the same dense finishes
 #     7m-16k-keys   16,384 tokens, longer lists: 12.5 and 25 % of the keys; and one proxy for every 4 queries
-#     7m-16k-order, 100m-16k-order   16,384 tokens, lists of 1,024 keys: orders inside a cube, and one proxy
-#              for every 16, 8 and 4 queries
-#     7m-tails, 7m-16k-tails, 100m-16k-tails   query tails beside key tails in cubes; 4,096 and 16,384 tokens
+#     7m-16k-rules, 100m-16k-rules   16,384 tokens, lists of 1,024 keys: orders inside a cube, one proxy for
+#              every 16, 8 and 4 queries, and key tails
+#     7m-tails 4,096 tokens: query tails beside key tails in cubes
 #     7m-32k   32,768 tokens, lists of 5 and 10 %
 #     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that is constant until the
 #              dense finish begins and then falls to 0 (lr_scheduler=wsd)
@@ -65,7 +65,7 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     pairs="lists5-key64-zcube-grain8 lists2.5-key64-zcube-grain8"
     alone="lists5-query64-cube-grain8 lists5-key64-cube-grain8 lists5-key16-zcube-grain8
         lists2.5-query64-cube-grain8 lists5-query64-zcube-grain8" ;;
-100m-16k-keys | 100m-16k-order | 100m-16k-tails)
+100m-16k-keys | 100m-16k-rules)
     config=learn_large.yaml clips=160 steps=1600 trunk=960 jobs=3 held=16 early=
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
     dense=dense finishes=$all_finishes
@@ -74,7 +74,7 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     size="--height 128 --width 512 --frames 93 --shapes 20"
     settings="height=128 width=256 train_batch_size=1 data.workers=4 data.cache_mb=3200 validation.clips=8"
     alone=lists10-query64-cube-grain8 pairs=lists5-query64-cube-grain8 ;;
-7m-16k | 7m-16k-keys | 7m-16k-order | 7m-16k-tails)
+7m-16k | 7m-16k-keys | 7m-16k-rules)
     clips=160 steps=3000 trunk=1800 jobs=4 held=16 dense=dense early=
     size="--height 128 --width 512 --frames 93 --shapes 20" finishes=$all_finishes
     settings="height=128 width=128 train_batch_size=1 data.workers=4 data.cache_mb=3200 validation.clips=8"
@@ -94,12 +94,10 @@ cpu) use_cpu; steps=60 trunk=30 jobs=2 early=lists5-query64 finishes=$all_finish
     dense=dense,dense-again-from10 pairs=lists5-query64 ;;
 *) echo "tail.sh: PART is $part, it must be one of those that tail.sh lists" >&2; exit 2 ;;
 esac
-case $part in *-16k-order)
-    pairs= alone="lists6.25-query64-cube-grain8 lists6.25-query64-cube-grain8-chunk4"
-    for chunk in "" -chunk8 -chunk4; do alone="$alone lists6.25-query64-zcube-grain8$chunk"; done ;;
-*-16k-tails)
-    pairs=lists6.25-key64-zcube-grain8 finishes=-finish
-    alone="lists6.25-query64-cube-grain8 lists2.5-key64-zcube-grain8 lists6.25-key16-zcube-grain8" ;;
+case $part in *-16k-rules)
+    finishes=-finish pairs="lists6.25-query64-zcube-grain8-chunk8 lists6.25-key64-zcube-grain8-chunk8"
+    alone="lists6.25-query64-cube-grain8 lists6.25-query64-zcube-grain8 lists6.25-key64-zcube-grain8
+        lists6.25-query64-zcube-grain8-chunk4" ;;
 esac
 case $part in *-768) pairs=lists18.75-query64-cube-grain8 ;; esac
 case $part in *-wsd) settings="$settings lr_scheduler=wsd lr_decay_steps=$((steps * 15 / 100))" ;; esac

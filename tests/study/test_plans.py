@@ -138,7 +138,7 @@ def test_parts_of_tail(work):
     script = STUDY / "tail.sh"
     cases = re.findall(r"^([a-z0-9-]+(?: \| [a-z0-9-]+)*)\)", script.read_text(), re.M)
     parts = [part for case in cases for part in case.split(" | ")]
-    assert {"7m", "100m-16k-tails", "cpu"} <= set(parts), parts
+    assert {"7m", "100m-16k-rules", "cpu"} <= set(parts), parts
     known = set(learn.variants(1000))
     for part in parts:
         done = subprocess.run(["sh", script, work, "10", "0", part], capture_output=True, text=True,
