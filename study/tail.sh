@@ -95,7 +95,8 @@ cpu) use_cpu; steps=60 trunk=30 jobs=2 early=lists5-query64 finishes=$all_finish
 *) echo "tail.sh: PART is $part, it must be one of those that tail.sh lists" >&2; exit 2 ;;
 esac
 case $part in *-16k-rules)
-    finishes=-finish pairs="lists6.25-query64-zcube-grain8-chunk8 lists6.25-key64-zcube-grain8-chunk8"
+    finishes=-finish pairs="lists6.25-query64-zcube-grain8-chunk8 lists6.25-key64-zcube-grain8-chunk8
+        lists6.25-key64-zcube-grain8-chunk4"
     alone="lists6.25-query64-cube-grain8 lists6.25-query64-zcube-grain8 lists6.25-key64-zcube-grain8
         lists6.25-query64-zcube-grain8-chunk4" ;;
 esac
