@@ -19,6 +19,10 @@ few keys. Variants whose names end in -from10 continue from a tenth of the steps
 all steps themselves. The variants VARIANT-finish, VARIANT-finish10 and VARIANT-finish5 continue VARIANT with
 dense attention for the last 15, 10 and 5 % of the steps.
 
+--variants and --once take names, and patterns for the names in the table of variants. A name outside of the
+table is read from left to right: lists5-query64-cube-finish has lists of 5 % of the keys, one tail query for
+64 queries, groups that are cubes, and a dense finish. --list prints the table and all parts of such names.
+
 A plan is a JSON file {"variants": {NAME: [option, ...]}, "measures": {NAME: VARIANT}} with variants in
 place of those of --list. max_train_steps among a variant's options is its own number of steps. A NAME of
 `measures`, which is also in `variants`, trains nothing: it measures the held-out loss of the finished run
@@ -40,161 +44,10 @@ import sys
 import time
 
 from common import checkpoints, clips_of, steps_of
+from variants import BARE, FINISHES, finish_of, grammar, options_of, table_of
 
 HERE = pathlib.Path(__file__).resolve().parent
 GRACE_S = 120  # time to finish a step, or a batch of the held-out loss, and to write a checkpoint
-
-# Lists have a target of captured mass. The guard keeps a block sparse while the lists capture at least the
-# target minus 0.05; it sets no bound for single heads. With the order hilbert (FRAME) the tokens of a group
-# are in one frame; variants that name no order use it, except default and default-*.
-# All runs begin with the options BARE, which variants change: lists of at most 20 % of the keys in tubes,
-# with nothing in place of the keys left out.
-BARE = ["sparse.order=tube", "sparse.grain=1", "sparse.tail=none", "sparse.target_mass=0.9",
-        "sparse.target_density=0.2", "sparse.min_keys=0", "sparse.max_error=0.35",
-        "sparse.max_head_error=0.9", "sparse.dense_finish=0"]
-# The default rule of dsv.
-DEFAULT = ["sparse.order=cube", "sparse.grain=8", "sparse.group=64", "sparse.tail=query",
-           "sparse.tail_chunk=64", "sparse.target_mass=0", "sparse.target_density=0.05",
-           "sparse.min_keys=1024", "sparse.max_error=0.65", "sparse.max_head_error=1",
-           "sparse.dense_finish=0.15"]
-FRAME, TUBE = ["sparse.order=hilbert"], ["sparse.order=tube"]
-MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", "sparse.target_density=0",
-                       f"sparse.min_mass={mass / 100 - 0.05:.2f}", "sparse.min_head_mass=0"]
-        for mass in (50, 60, 70, 80, 90, 95)}
-# Lists of ten per cent of the keys from a given step on, without a bound on captured mass.
-TENTH = FRAME + ["sparse.target_mass=0", "sparse.target_density=0.1", "sparse.min_mass=0",
-                 "sparse.max_density=1"]
-# Lists in tubes from the first step of a run on that does not share it, whatever they capture, with a tail or
-# without.
-LISTS = TUBE + ["sparse.target_mass=0", "sparse.min_mass=0", "sparse.min_head_mass=0", "sparse.max_density=1",
-                "sparse.max_error=100", "sparse.max_head_error=100"]
-# {ending: fraction of the steps at the end that VARIANT with this ending trains with dense attention}
-FINISHES = {"-finish": 0.15, "-finish10": 0.1, "-finish5": 0.05}
-BLOCKS = ["sparse.selector=pooled", "sparse.order=cube", "sparse.group=64", "sparse.grain=64"]
-
-
-def tail_variants():
-    """{name: options} of lists whose left-out keys are stood in for, and of lists without a tail."""
-    def lists(percent, *more):
-        return LISTS + [f"sparse.target_density={percent / 100}", *more]
-
-    def query(chunk):
-        return "sparse.tail=query", f"sparse.tail_chunk={chunk}"
-
-    def key(run):
-        return "sparse.tail=key", f"sparse.tail_run={run}"
-
-    coarse = ["sparse.tail=both", "sparse.tail_chunk=64", "sparse.tail_run=64"]
-    table = {f"lists{percent}": lists(percent) for percent in (5, 10, 20)}
-    table["lists5-query64"] = lists(5, *query(64))
-    table["lists5-query16"] = lists(5, *query(16))
-    table["lists2-query16"] = lists(2, *query(16))
-    table["lists5-key64"] = lists(5, *key(64))
-    table["lists5-key16"] = lists(5, *key(16))
-    table["lists5-group128-query32"] = lists(5, "sparse.group=128", *query(32))
-    # VSA's rule: blocks of 64 keys by pooled scores. With `coarse` the mean queries of blocks attend to the
-    # mean keys of the blocks left out, which is a coarse branch without a learnt gate.
-    table["blocks10"] = lists(10, *BLOCKS)
-    table["blocks10-coarse"] = table["blocks10"] + coarse
-    # Which part of a rule makes lists of single keys learn worse than blocks? Each variant changes one part,
-    # or a few.
-    exact, cube = ["sparse.selector=pooled", "sparse.grain=1"], ["sparse.order=cube"]
-    zcube, grain8, chunk4 = ["sparse.order=zcube"], ["sparse.grain=8"], ["sparse.chunk=4"]
-    changes = {"cube": cube, "grain8": grain8, "grain16": ["sparse.grain=16"], "pooled": exact,
-               "pooled-cube": exact + cube, "rank64": ["sparse.rank=64"],
-               "rank64-chunk4": ["sparse.rank=64", *chunk4], "topk": ["sparse.rule=topk"],
-               "grain16-cube": ["sparse.grain=16", *cube],
-               "explore": ["sparse.explore_kind=random", "sparse.explore=0.2"],
-               "near": ["sparse.explore_kind=neighbours", "sparse.explore=0.2"],
-               "cube-chunk4": cube + chunk4, "cube-grain4": [*cube, "sparse.grain=4"],
-               "cube-grain8": cube + grain8, "cube-grain8-chunk4": cube + grain8 + chunk4,
-               "zcube-grain8": zcube + grain8, "zcube-grain8-chunk8": zcube + grain8 + ["sparse.chunk=8"],
-               "zcube-grain8-chunk4": zcube + grain8 + chunk4}
-    for percent in (2, 2.5, 6.25, 10, 12.5, 18.75, 20, 25):
-        table[f"lists{percent}-query64"] = lists(percent, *query(64))
-    for percent in (2.5, 6.25):
-        table |= {f"lists{percent}-key{run}": lists(percent, *key(run)) for run in (16, 64)}
-    keys = [f"lists{percent}-key{run}" for percent in (2.5, 5, 6.25) for run in (16, 64)]
-    for name in ("lists2-query64", "lists2.5-query64", "lists5", "lists5-query64", "lists6.25-query64",
-                 "lists10", "lists10-query64", "lists12.5-query64", "lists18.75-query64", "lists20",
-                 "lists25-query64", *keys):
-        for change, options in changes.items():
-            table[f"{name}-{change}"] = table[name] + options
-    table["blocks20"] = lists(20, *BLOCKS)
-    for percent in (5, 10):
-        table[f"blocks{percent}-query64"] = lists(percent, *BLOCKS, *query(64))
-    for name, settings in list(table.items()):
-        table[f"{name}-from10"] = settings
-        for ending, fraction in FINISHES.items():
-            finish = settings + [f"sparse.dense_finish={fraction}"]
-            table |= {f"{name}{ending}": finish, f"{name}-from10{ending}": finish}
-    return table
-
-
-def variants(steps):
-    """{name: options}, in the order in which variants are run."""
-    early, late, end = (f"sparse.warmup_steps={int(steps * part)}" for part in (0.1, 0.5, 0.8))
-    table = {"dense": [f"sparse.warmup_steps={steps + 1}"]}  # measured like other variants, but never sparse
-    # On a GPU two equal runs differ, as the order of sums varies.
-    table["dense-again"] = table["dense-again-from10"] = table["dense"]
-    for mass, settings in MASS.items():
-        table[f"mass{mass}"] = settings
-    table["tenth-early"] = TENTH + [early]
-    table["tenth-late"] = TENTH + [late]
-    table["twentieth-early"] = TENTH + ["sparse.target_density=0.05", early]
-    for name, density in (("tenth", 0.1), ("fifth", 0.2)):  # of the keys, if the lists capture 0.8
-        table[f"{name}-guarded80"] = FRAME + ["sparse.target_mass=0", f"sparse.target_density={density}",
-                                      "sparse.min_mass=0.8"]
-    table["blocks-early"] = TENTH + BLOCKS + [early]
-    table["blocks-late"] = TENTH + BLOCKS + [late]
-    for mass, settings in MASS.items():
-        table[f"mass{mass}-tube"] = settings + TUBE
-    table["default"] = DEFAULT
-    # BARE, the default when these variants got their names: 0.9 of the mass within at most 20 % of the keys.
-    # A block is sparse if its lists capture at least 0.3 of its mass, and 0.1 of every head's.
-    for group in (64, 128):
-        table[f"default-group{group}"] = [f"sparse.group={group}"]
-        for percent in (15, 25, 30):  # largest density, in place of 20 %
-            table[f"default-group{group}-density{percent}"] = [f"sparse.group={group}",
-                                                               f"sparse.target_density={percent / 100}"]
-    table["default-group128-unguarded"] = ["sparse.group=128", "sparse.min_mass=0"]
-    tenth_tube = TENTH + TUBE + [early]
-    table["tenth-early-tube"] = tenth_tube
-    table["tenth-late-tube"] = TENTH + TUBE + [late]
-    table["fifth-early-tube"] = tenth_tube + ["sparse.target_density=0.2"]
-    table["twentieth-early-tube"] = tenth_tube + ["sparse.target_density=0.05"]
-    # Compares groups inside one frame with other groups: smaller ones, and ones that span frames.
-    table["tenth-early-group16"] = TENTH + ["sparse.group=16", early]
-    for order in ("cube", "hilbert3d"):
-        table[f"tenth-early-{order}"] = TENTH + [f"sparse.order={order}", early]
-    for group in (128, 32):
-        table[f"tenth-early-tube-group{group}"] = tenth_tube + [f"sparse.group={group}"]
-    table["mass80-tube-group128"] = table["mass80-tube"] + ["sparse.group=128"]
-    table["tenth-early-tube-topk"] = tenth_tube + ["sparse.rule=topk"]
-    table["window-early-tube"] = tenth_tube + ["sparse.selector=window", "sparse.rule=topk"]
-    for chunk in (4, 8):
-        table[f"tenth-early-tube-chunk{chunk}"] = tenth_tube + [f"sparse.chunk={chunk}"]
-    table["mass80-tube-scratch"] = table["mass80-tube"]
-    table["tenth-early-tube-scratch"] = tenth_tube
-    table["window-early"] = TENTH + ["sparse.selector=window", "sparse.rule=topk", early]
-    table["random-early"] = TENTH + ["sparse.selector=window", "sparse.explore_kind=random",
-                                     "sparse.explore=1", early]
-    for kind in ("random", "neighbours", "blocks"):
-        for percent in (1, 2, 5):
-            table[f"mass90-{kind}{percent}"] = MASS[90] + [f"sparse.explore_kind={kind}",
-                                                           f"sparse.explore={percent / 100}"]
-    for kind in ("random", "blocks"):
-        table[f"tenth-early-{kind}20"] = TENTH + [f"sparse.explore_kind={kind}", "sparse.explore=0.2", early]
-    # The two stages of the DSV paper: the predictor first learns during dense attention, then selects.
-    table["predictor-mass90"] = MASS[90] + ["sparse.selector=predictor"]
-    table["predictor-tenth-late"] = TENTH + ["sparse.selector=predictor", "sparse.rule=topk", late]
-    table["tenth-end-tube"] = TENTH + TUBE + [end]
-    table["predictor-tenth-end-tube"] = TENTH + TUBE + ["sparse.selector=predictor", "sparse.rule=topk", end]
-    for kind, percent in (("random", 5), ("blocks", 20), ("neighbours", 5)):
-        table[f"tenth-early-tube-{kind}{percent}"] = tenth_tube + [f"sparse.explore_kind={kind}",
-                                                                   f"sparse.explore={percent / 100}"]
-    return table | tail_variants()
-
 
 # ---- clips ----
 
@@ -227,7 +80,7 @@ def prepare(args):
     study = {"steps": args.steps, "trunk": args.trunk, "settings": args.settings,
              "config": args.config.read_text(), "plan": args.plan,
              "train": [clip.name for clip in train], "held_out": [clip.name for clip in held]}
-    path = args.out / "study.json"
+    path, old = args.out / "study.json", {}
     if path.exists():
         old = json.loads(path.read_text())
         differs = [key for key, value in study.items() if (old.get(key) or None) != (value or None)]
@@ -236,7 +89,8 @@ def prepare(args):
     args.out.mkdir(parents=True, exist_ok=True)
     # Jobs that share a GPU slow each other down, so their times are not used.
     times = not args.gpus or args.jobs <= len(args.gpus)
-    about = {"times": times, "options": args.table}
+    # Earlier calls may have named other variants outside of the table.
+    about = {"times": times, "options": {**old.get("options", {}), **args.table}}
     path.write_text(json.dumps({**study, **about}, indent=1) + "\n")
     write_list(args.out / "train.csv", train)
     write_list(args.out / "held-out.csv", held)
@@ -247,11 +101,6 @@ def prepare(args):
 def early_step(args):
     """The step from which variants in -from10 continue."""
     return args.steps // 10
-
-
-def finish_of(name):
-    """The ending of a variant with a dense finish, or None."""
-    return next((ending for ending in FINISHES if name.endswith(ending)), None)
 
 
 def finish_step(steps, ending):
@@ -449,16 +298,30 @@ def train(args, runs):
     return failed
 
 
+def named_outside(args):
+    """{name: options} of the variants outside of args.listed that --variants and --once name, and of those
+    that they continue."""
+    found = {}
+    for name in (args.variants or []) + args.once:
+        if fnmatch.filter(args.listed, name):
+            continue
+        if args.plan or set("*?[").intersection(name):
+            sys.exit(f"learn.py: {name} matches no variant of {'the plan' if args.plan else '--list'}")
+        try:
+            found[name] = options_of(name)
+        except ValueError as error:
+            sys.exit(f"learn.py: {error}; see --list")
+        if ending := finish_of(name):
+            continued = name.removesuffix(ending)
+            found[continued] = options_of(continued)
+    return found
+
+
 def choose(args):
     """Runs in order: trunks, runs without a trunk, other runs seed by seed, then the runs of --once."""
-    table = args.table
-    patterns = (args.variants or []) + args.once
-    unknown = [pattern for pattern in patterns if not fnmatch.filter(table, pattern)]
-    if unknown:
-        sys.exit(f"learn.py: no variant is called {', '.join(unknown)}; see --list")
-
     def named(patterns):
-        return [name for name in table if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+        listed = {name for pattern in patterns for name in fnmatch.filter(args.listed, pattern)}
+        return [name for name in args.table if name in listed or name in patterns]
 
     once = named(args.once)
     often = [name for name in named(args.variants or ["*"]) if name not in once]
@@ -519,7 +382,7 @@ def parse():
     parser.add_argument("--held-out", type=words, metavar="NAME,...",
                         help="names of held-out clips; default: every third clip")
     parser.add_argument("--variants", type=words, metavar="NAME,...",
-                        help="may contain * and ?; default: all")
+                        help="names, or patterns of names in --list; default: all of --list")
     parser.add_argument("--once", type=words, default=[], metavar="NAME,...",
                         help="variants to run with the first seed only; they come last")
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in words(text)], default=[0, 1, 2])
@@ -530,9 +393,11 @@ def parse():
     parser.add_argument("--threads", type=int, default=0, help="threads of each run; 0: one per core")
     parser.add_argument("--gpus", type=words, default=[], metavar="N,...", help="GPUs to use")
     parser.add_argument("--time-limit", type=float, default=float("inf"), metavar="S", help="in seconds")
-    parser.add_argument("--list", action="store_true", help="print the variants and their options")
+    parser.add_argument("--list", action="store_true",
+                        help="print the variants, their options, and the parts of other names")
     args = parser.parse_intermixed_args()
-    args.table = args.plan["variants"] if args.plan else variants(args.steps)
+    args.listed = args.plan["variants"] if args.plan else table_of(args.steps)
+    args.table = {**args.listed, **named_outside(args)}
     if not args.list and not (args.dsv and args.clips and args.out):
         parser.error("--dsv, --clips and --out are required")
     return args
@@ -543,6 +408,8 @@ def main():
     if args.list:
         for name, settings in args.table.items():
             print(f"{name:22} {' '.join(settings)}")
+        if not args.plan:
+            print(f"\n{grammar()}")
         return 0
     args.deadline = time.monotonic() + args.time_limit
     args.out = args.out.resolve()

@@ -187,19 +187,20 @@ def main():
     parser.add_argument("archives", type=pathlib.Path, nargs="+", metavar="ARCHIVE")
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("results"))
     args = parser.parse_args()
-    runs, studies = {}, []
+    runs, studies, options = {}, [], {}
     for path in args.archives:
         studies.append(add_archive(path, runs))
-        if any(studies[0][key] != studies[-1][key]
-               for key in ("steps", "trunk", "config", "settings", "options")):
+        same = all(studies[0][key] == studies[-1][key] for key in ("steps", "trunk", "config", "settings"))
+        # An archive has the options of all variants of learn.py --list, and of others that its calls named.
+        if not same or any(options.setdefault(variant, settings) != settings
+                           for variant, settings in studies[-1]["options"].items()):
             raise SystemExit(f"tail_table.py: {path} has other steps or options than {args.archives[0]}")
     if "dense" not in runs:
         raise SystemExit("tail_table.py: no archive has a run of the variant dense to compare with")
     # Runs of a seed whose dense run is missing have nothing to be compared with.
     runs = {variant: {seed: run for seed, run in sorted(seeds.items()) if seed in runs["dense"]}
             for variant, seeds in runs.items()}
-    order = list(studies[0]["options"])
-    runs = {variant: runs[variant] for variant in order if runs.get(variant)}
+    runs = {variant: runs[variant] for variant in options if runs.get(variant)}
     lines = main_table(runs, studies[0]) + ["", "Held-out loss over dense by noise level, %:", ""] + \
         level_table(runs)
     (args.results / f"study_tail_{args.part}.md").write_text("\n".join(lines) + "\n")

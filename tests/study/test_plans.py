@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""test_plans.py: the parts of study/tail.sh, the plans of study/wall.sh and study/experts.sh, how learn.py
-runs a plan and continues runs, and the table of experts, with a program in place of dsv that writes the files
-of a run at once."""
+"""test_plans.py: names of variants, the parts of study/tail.sh, the plans of study/wall.sh and
+study/experts.sh, how learn.py runs a plan and continues runs, and the table of experts, with a program in
+place of dsv that writes the files of a run at once."""
 import json
 import math
 import os
@@ -18,6 +18,7 @@ sys.path.insert(0, str(STUDY))
 import experts_plan  # noqa: E402
 import experts_table  # noqa: E402
 import learn  # noqa: E402
+import variants  # noqa: E402
 
 # A run's held-out loss tells its last step and range of noise levels: 1 for the single model (which measures
 # itself in both ranges after its last step), 0.9 for experts of high noise, and 1.2 for those of low noise.
@@ -117,7 +118,7 @@ def test_experts(work):
 def test_finishes(work):
     """Dense finishes of three lengths continue the same run, whose other checkpoints are deleted."""
     names = ["dense", "lists5-query64", "lists5-query64-from10"]
-    names += [name + ending for name in names[1:] for ending in learn.FINISHES]
+    names += [name + ending for name in names[1:] for ending in variants.FINISHES]
     call("learn.py", "--dsv", work / "dsv", "--clips", work / "clips", "--out", work / "finishes",
          "--steps", 60, "--trunk", 30, "--jobs", 4, "--seeds", "0", "--variants", ",".join(names))
     kept = {name: sorted(learn.checkpoints(work / "finishes" / name / "seed-0"))
@@ -131,21 +132,73 @@ def test_finishes(work):
     call("learn.py", *words, "--variants", "lists5-query64")
     failed = run("learn.py", *words, "--variants", "lists5-query64-finish")
     assert failed.returncode == 1 and "step 51 was deleted" in failed.stderr, failed.stderr
+    # Only the named runs and those that they continue are made; study.json has the options of all calls.
+    call("learn.py", *words, "--variants", "lists10-finish")
+    options = json.loads((work / "later" / "study.json").read_text())["options"]
+    for name in ("lists5-query64", "lists10", "lists10-finish"):
+        assert options[name] == variants.options_of(name), name
+    made = sorted(path.name for path in (work / "later").iterdir() if path.is_dir())
+    assert made == ["lists10", "lists10-finish", "lists5-query64"], made
 
 
 def test_parts_of_tail(work):
-    """learn.py knows every variant that a part of tail.sh names; `echo` in place of Python prints them."""
+    """learn.py can read every variant that a part of tail.sh names; `echo` in place of Python prints them."""
     script = STUDY / "tail.sh"
     cases = re.findall(r"^([a-z0-9-]+(?: \| [a-z0-9-]+)*)\)", script.read_text(), re.M)
     parts = [part for case in cases for part in case.split(" | ")]
     assert {"7m", "100m-16k-rules", "cpu"} <= set(parts), parts
-    known = set(learn.variants(1000))
+    table = variants.table_of(1000)
     for part in parts:
         done = subprocess.run(["sh", script, work, "10", "0", part], capture_output=True, text=True,
                               env={**os.environ, "PYTHON": "echo"})
         assert done.returncode == 0, (part, done.stderr)
         named = re.search(r"--variants (\S+)", done.stdout)[1].split(",")
-        assert named and set(named) <= known, (part, set(named) - known)
+        for name in named:
+            assert name in table or variants.options_of(name), (part, name)  # options_of raises ValueError
+
+
+def test_names_outside_of_the_table():
+    """A name is read from left to right; each part changes the options of lists in tubes, and no others."""
+    lists = dict(word.split("=") for word in variants.LISTS)
+    cases = {
+        "lists5": {"target_density": "0.05"},
+        "lists6.25-key64-zcube-grain8-chunk4-keychunk2-from10-finish": {
+            "target_density": "0.0625", "tail": "key", "tail_run": "64", "order": "zcube", "grain": "8",
+            "chunk": "4", "key_chunk": "2", "dense_finish": "0.15"},
+        "lists18.75-group128-query32-hilbert3d-rank64-finish10": {
+            "target_density": "0.1875", "group": "128", "tail": "query", "tail_chunk": "32",
+            "order": "hilbert3d", "rank": "64", "dense_finish": "0.1"},
+        "lists10-pooled-topk-near-from10": {
+            "target_density": "0.1", "selector": "pooled", "grain": "1", "rule": "topk",
+            "explore_kind": "neighbours", "explore": "0.2"},
+        "blocks10-coarse-finish5": {
+            "target_density": "0.1", "selector": "pooled", "order": "cube", "group": "64", "grain": "64",
+            "tail": "both", "tail_chunk": "64", "tail_run": "64", "dense_finish": "0.05"},
+    }
+    for name, changes in cases.items():
+        expected = lists | {f"sparse.{key}": value for key, value in changes.items()}
+        assert dict(word.split("=") for word in variants.options_of(name)) == expected, name
+
+
+def test_refused_names(work):
+    """The refusal names the variant as it was given, and the part without a meaning."""
+    words = ["--list", "--variants"]
+    for name, part in (("lists5-query64-qube-finish", "'qube'"), ("lists5-group", "'group'"),
+                       ("lists5-query0", "'query0'"), ("lists5--cube", "''"), ("lists0-cube", "'lists0'"),
+                       ("lists100.5", "'lists100.5'"), ("mass80-finish", "'mass80'"), ("lists", "'lists'"),
+                       ("lists5-cube-zcube", "'zcube'"), ("lists5-cube-cube", "'cube'"),
+                       ("lists5-finish-from10", "'finish' must stand at the end,"),
+                       ("lists5-from10-cube", "'from10' must stand at the end,")):
+        done = run("learn.py", *words, f"dense,{name}")
+        assert done.returncode == 1 and done.stderr.count("\n") == 1, (name, done.stderr)
+        assert f"is called {name}: its part {part} " in done.stderr, (name, done.stderr)
+    # Patterns are for the table only, also when another variant was named.
+    done = run("learn.py", *words, "lists5-cube,lists*")
+    assert done.returncode == 1 and "lists* matches no variant of --list" in done.stderr, done.stderr
+    # A plan replaces the table; names outside of it are not read.
+    (work / "names.json").write_text(json.dumps({"variants": {"dense": []}}))
+    done = run("learn.py", "--plan", work / "names.json", *words, "lists5")
+    assert done.returncode == 1 and "lists5 matches no variant of the plan" in done.stderr, done.stderr
 
 
 def test_stopped_runs_resume():
@@ -162,4 +215,6 @@ with tempfile.TemporaryDirectory(prefix="dsv-test-") as folder:
     test_experts(pathlib.Path(folder))
     test_finishes(pathlib.Path(folder))
     test_parts_of_tail(pathlib.Path(folder))
+    test_refused_names(pathlib.Path(folder))
+test_names_outside_of_the_table()
 test_stopped_runs_resume()
