@@ -137,9 +137,22 @@ __global__ void __launch_bounds__(ORDERING)
         *t.listed = totals[0] + totals[1];
 }
 
-/* Rounds the F32 sums of dQ, scaled, to dq, whose type is Out; a thread converts eight columns of two rows.
- * Grid: two thread blocks for each tile of queries. */
-template <typename Out>
+/* Stores eight elements of a row of dq, or adds them to what the row contains. */
+template <TailKind KIND, typename Out> __device__ __forceinline__ void store_row(Out *to, float (&x)[8])
+{
+    if constexpr (KIND == KEY_TAIL) {
+        float before[8];
+        load(to, before);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] += before[i];
+    }
+    store_vector(to, x);
+}
+
+/* Rounds the F32 sums of dQ, scaled, to dq; a thread converts eight columns of two rows. Grid: two thread
+ * blocks for each tile of queries. */
+template <TailKind KIND>
 __global__ void __launch_bounds__(THREADS)
     finish_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Inverted t)
 {
@@ -160,12 +173,13 @@ __global__ void __launch_bounds__(THREADS)
         x[0][2 * i] = a.scale * four[0], x[0][2 * i + 1] = a.scale * four[1];
         x[1][2 * i] = a.scale * four[2], x[1][2 * i + 1] = a.scale * four[3];
     }
+    using Out = typename TailResult<KIND == QUERY_TAIL>::Type;
     Out *to = static_cast<Out *>(a.dq.data) + pair / a.heads * a.dq.batch_stride +
               pair % a.heads * a.dq.head_stride + 8 * columns;
     if (row < a.queries)
-        store_vector(to + row * a.dq.token_stride, x[0]);
+        store_row<KIND>(to + row * a.dq.token_stride, x[0]);
     if (row + 8 < a.queries)
-        store_vector(to + (row + 8) * a.dq.token_stride, x[1]);
+        store_row<KIND>(to + (row + 8) * a.dq.token_stride, x[1]);
 }
 
 } // namespace
@@ -237,9 +251,11 @@ DsvStatus attention_invert_lists(DsviStream *stream, const AttentionProblem &a, 
 }
 
 DsvStatus attention_finish_queries(DsviStream *stream, const AttentionProblem &a, const Inverted &t,
-                                   bool tail)
+                                   TailKind kind)
 {
-    auto *kernel = tail ? finish_kernel<float> : finish_kernel<__nv_bfloat16>;
+    auto *kernel = kind == NO_TAIL      ? finish_kernel<NO_TAIL>
+                   : kind == QUERY_TAIL ? finish_kernel<QUERY_TAIL>
+                                        : finish_kernel<KEY_TAIL>;
     DSVI_CUDA_LAUNCH(stream, "attention: dq from its sums", kernel, (unsigned)(2 * a.pairs * t.tiles),
                      THREADS, 0, a, t);
     return DSV_OK;

@@ -19,7 +19,7 @@
 #ifndef DSVI_ATTENTION_INVERTED_CUH
 #define DSVI_ATTENTION_INVERTED_CUH
 
-#include "cuda/attention/attention_list.cuh"
+#include "cuda/attention/attention_tail.cuh"
 
 namespace dsvi {
 
@@ -57,9 +57,10 @@ Inverted attention_inverted_at(const AttentionProblem &problem);
  * head)s, in device memory (NULL: ascending). Sets dk and dv of blocks that no group lists to 0. */
 DsvStatus attention_invert_lists(DsviStream *stream, const AttentionProblem &problem,
                                  const Inverted &inverted, const int *heads);
-/* Enqueues the conversion of the F32 sums of dQ in the workspace to dq, which has BF16 or, in a tail, F32. */
+/* Enqueues the conversion of the F32 sums of dQ in the workspace to dq: in BF16, in a query tail in F32; in a
+ * key tail they are added to what dq contains. */
 DsvStatus attention_finish_queries(DsviStream *stream, const AttentionProblem &problem,
-                                   const Inverted &inverted, bool tail);
+                                   const Inverted &inverted, TailKind kind);
 
 /* The key-major backward pass: writes dq, dk and dv, with its workspace at problem.sums. Call only when
  * attention_inverted_declines returns NULL. Enqueues nothing and sets *served to false where TMA does not

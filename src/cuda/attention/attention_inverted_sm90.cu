@@ -35,10 +35,14 @@
  *     barriers         stage full; K and V full; dS full and empty for each of its two buffers. Stages, and K
  *                      and V, have no barrier for being empty: the producer infers that from dS
  *
- * With TAIL = true the kernel computes the backward pass of a tail (attention_tail.cuh): every tile of
- * queries attends to every block of keys, a bit for each query and key says whether P is 0, delta is an
- * argument, and dK and dV are added to what dk and dv contain. Each thread reads the bits of its two keys
+ * With another KIND than NO_TAIL the kernel computes the backward pass of a tail (attention_tail.cuh): every
+ * tile of queries attends to every block of keys. Each thread reads what the tail says about its two keys
  * from global memory while the product S runs.
+ *     QUERY_TAIL    a bit for each query and key says whether P is 0, delta is an argument, and dK and dV are
+ *                   added to what dk and dv contain
+ *     KEY_TAIL      P is multiplied by the key's count in the tile's group, dQ is added to what dq contains,
+ *                   and dK and dV of each part of the tiles are written in F32, to a slice of
+ * AttentionProblem.sums
  *
  * Limits, in cycles of a multiprocessor for 64 queries and 128 keys: products 2560; shared memory 3070
  * (products read 256 KiB; dS and dQ are written and read, 80 KiB; loads write 32 KiB; lse and delta);
@@ -46,7 +50,6 @@
  * and dO from the L2 cache 950, at 8 TB/s. So shared memory and the additions are the limits, at 750 to 800
  * TFLOP/s, if everything else overlaps with them. */
 #include "cuda/attention/attention_inverted_sm90.cuh"
-#include "cuda/attention/attention_tail.cuh"
 
 namespace dsvi {
 namespace {
@@ -70,17 +73,30 @@ struct Factors {
     uint32_t p[Config::QUERIES / 4], ds[Config::QUERIES / 4];
 };
 
-/* Bits of a tail for the two keys whose scores a thread has, 64 queries each. */
-struct KeyBits {
+/* What a tail says about the two keys whose scores a thread has, and the 64 queries of a step. */
+template <TailKind KIND> struct KeyWeights;
+
+template <> struct KeyWeights<NO_TAIL> {
+    __device__ void fetch(const AttentionProblem &, const Inverted &, const Consumer &) {}
+    __device__ void apply(float (&)[32]) {}
+};
+
+/* Returns the number of the first of a thread's two keys; the other one is 8 further. */
+__device__ __forceinline__ int key_of(const AttentionProblem &a, const Consumer &m, const Step &step)
+{
+    return a.keys - step.keys + m.number * CHUNK_KEYS + warp_anew() * 16 + lane_anew() / 4;
+}
+
+/* Bits, one for each query. */
+template <> struct KeyWeights<QUERY_TAIL> {
     uint2 keys[2];
 
     /* Reads the bits of the step whose queries are in the current stage of the ring. */
-    __device__ void fetch(const AttentionProblem &a, const Consumer &m)
+    __device__ void fetch(const AttentionProblem &a, const Inverted &, const Consumer &m)
     {
         const Step *step = m.memory.step(m.ring.stage);
-        int key = a.keys - step->keys + m.number * CHUNK_KEYS + warp_anew() * 16 + lane_anew() / 4;
         const uint2 *words = reinterpret_cast<const uint2 *>(a.tail.columns) +
-                             (int64_t)step->tile * a.tail.padded + key;
+                             (int64_t)step->tile * a.tail.padded + key_of(a, m, *step);
         keys[0] = __ldg(words);
         keys[1] = __ldg(words + 8);
     }
@@ -101,6 +117,35 @@ struct KeyBits {
     }
 };
 
+/* Counts, the same for all queries of a tile. */
+template <> struct KeyWeights<KEY_TAIL> {
+    uint32_t counts[2];
+
+    __device__ void fetch(const AttentionProblem &a, const Inverted &t, const Consumer &m)
+    {
+        const Step *step = m.memory.step(m.ring.stage);
+        int key = key_of(a, m, *step);
+        const uint8_t *line = a.tail.counts +
+                              tail_line(a, step->tile / t.tiles, step->tile % t.tiles * Config::QUERIES);
+        counts[0] = __ldg(line + tail_place(key));
+        counts[1] = __ldg(line + tail_place(key + 8));
+    }
+
+    /* Multiplies probabilities by the counts. A probability may be infinite where the count is 0. */
+    __device__ void apply(float (&p)[32])
+    {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float count = (float)counts[half];
+#pragma unroll
+            for (int i = 2 * half; i < 32; i += 4)
+#pragma unroll
+                for (int e = i; e < i + 2; e++)
+                    p[e] = counts[half] > 0 ? p[e] * count : 0.f;
+        }
+    }
+};
+
 /* Begins the product S^T = K Q^T of the step whose queries are in the current stage of the ring. */
 __device__ __forceinline__ void begin_step(const Consumer &m, float (&s)[32])
 {
@@ -113,15 +158,14 @@ __device__ __forceinline__ void begin_step(const Consumer &m, float (&s)[32])
 /* Computes P and dS from S^T, which is complete, and hands dS to the producer. The product dK of the previous
  * step runs until P is computed. The wait for ds_empty is before products_wait<0>, because ptxas would
  * otherwise move the exponentials after products_wait<0> (lab/README.md). */
-template <bool TAIL>
+template <TailKind KIND>
 __device__ __forceinline__ void make_factors(const Consumer &m, float (&s)[32], float (&dk)[64],
-                                             Factors *factors, float scale, KeyBits *bits)
+                                             Factors *factors, float scale, KeyWeights<KIND> *weights)
 {
     int buffer = m.turn % Config::BUFFERS, stage = m.ring.stage, lane = lane_anew(), warp = warp_anew();
     float dp[32];
-    weigh(s, m.memory.lse_at(stage), warp, lane, scale, TAIL ? CHUNK_KEYS : m.count());
-    if constexpr (TAIL)
-        bits->apply(s);
+    weigh(s, m.memory.lse_at(stage), warp, lane, scale, KIND == NO_TAIL ? m.count() : CHUNK_KEYS);
+    weights->apply(s);
     hold(s);
     barrier_wait_watched(m.memory.ds_empty(buffer), m.turn / Config::BUFFERS & 1 ^ 1);
     products_wait<0>();
@@ -170,6 +214,29 @@ __device__ __forceinline__ void store_sums(const AttentionProblem &a, const Inve
                 *reinterpret_cast<uint32_t *>(to + 8 * j) = pair_bits(factor * x[4 * j + 2 * half],
                                                                       factor * x[4 * j + 2 * half + 1]);
         to += 8 * rows.token_stride;
+    }
+}
+
+/* Writes the sums of dV, or of dK, in the registers x to the rows of this consumer's keys, in the slice of the
+ * tiles' part, with 16 columns in the order of finish_unit (attention_list.cu): four neighbouring elements are
+ * two columns of the first 8 and the same two of the next 8. Called after the last step of a block of keys
+ * and a part of the tiles. */
+__device__ __forceinline__ void store_slice(const AttentionProblem &a, const Inverted &t, const Consumer &m,
+                                            bool values, const Step &step, const float (&x)[64])
+{
+    int lane = lane_anew(), row = m.number * CHUNK_KEYS + warp_anew() * 16 + lane / 4;
+    int pair = step.block / t.blocks, key = step.block % t.blocks * Config::KEYS + row;
+    int slice = step.tile % t.tiles / a.tail.part_tiles;
+    float *to = sums_of(a, slice, values, pair) + (int64_t)key * a.pitch + lane % 4 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int j = 0; j < Config::DIM / 8; j += 2) {
+            const float *two = &x[4 * j + 2 * half], *next = two + 4;
+            if (row + 8 * half < step.keys && 8 * j < a.dim)
+                *reinterpret_cast<float4 *>(to + 8 * j) = make_float4(two[0], two[1], next[0], next[1]);
+        }
+        to += 8 * a.pitch;
     }
 }
 
@@ -229,24 +296,23 @@ __device__ __forceinline__ void add_sums(const AttentionProblem &a, const Invert
 /* Processes all steps (tiles of queries) of a block of keys. Returns what follows the last step, a value of
  * enum Follows. At most two of P, dS, S and dP are in registers at a time: S of the next step begins when the
  * product that computes dV no longer needs P. */
-template <bool TAIL>
+template <TailKind KIND>
 __device__ __forceinline__ int process_block(const AttentionProblem &a, const Inverted &t, Consumer *m)
 {
     float s[32], dk[64], dv[64];
-    KeyBits bits;
+    KeyWeights<KIND> weights;
     leave_unset(dk);
     leave_unset(dv);
     barrier_wait_watched(m->memory.keys_full(), m->blocks++ & 1);
     barrier_wait_watched(m->memory.stage_full(m->ring.stage), m->ring.parity);
-    if constexpr (TAIL)
-        bits.fetch(a, *m);
+    weights.fetch(a, t, *m);
     begin_step(*m, s);
     products_wait<0>();
     Factors factors;
     bool add = false;
     for (;; add = true) {
         hold(s);
-        make_factors<TAIL>(*m, s, dk, &factors, a.scale, &bits);
+        make_factors<KIND>(*m, s, dk, &factors, a.scale, &weights);
         m->turn++;
         begin_sum(dv, factors.p, m->memory.douts_at(m->ring.stage), add);
         if (m->memory.step(m->ring.stage)->follows != MORE)
@@ -254,8 +320,7 @@ __device__ __forceinline__ int process_block(const AttentionProblem &a, const In
         uint32_t queries = m->memory.queries_at(m->ring.stage);
         advance(&m->ring);
         barrier_wait_watched(m->memory.stage_full(m->ring.stage), m->ring.parity);
-        if constexpr (TAIL)
-            bits.fetch(a, *m);
+        weights.fetch(a, t, *m);
         products_wait<0>();
         hold(dv);
         begin_step(*m, s);
@@ -268,9 +333,12 @@ __device__ __forceinline__ int process_block(const AttentionProblem &a, const In
     hold(dk);
     const Step step = *m->memory.step(m->ring.stage);
     advance(&m->ring);
-    if constexpr (TAIL) {
+    if constexpr (KIND == QUERY_TAIL) {
         add_sums(a, t, *m, a.dv, step, 1, dv);
         add_sums(a, t, *m, a.dk, step, a.scale, dk);
+    } else if constexpr (KIND == KEY_TAIL) {
+        store_slice(a, t, *m, true, step, dv);
+        store_slice(a, t, *m, false, step, dk);
     } else {
         store_sums(a, t, *m, a.dv, step, 1, dv);
         store_sums(a, t, *m, a.dk, step, a.scale, dk);
@@ -279,25 +347,30 @@ __device__ __forceinline__ int process_block(const AttentionProblem &a, const In
 }
 
 /* The loop of consumer `number` over blocks of keys. */
-template <bool TAIL>
+template <TailKind KIND>
 __device__ __forceinline__ void consume(const AttentionProblem &a, const Inverted &t, const Memory &memory,
                                         int number)
 {
     Consumer m = {memory, number, 0, 0, {0, 0}};
-    while (process_block<TAIL>(a, t, &m) != NOTHING)
+    while (process_block<KIND>(a, t, &m) != NOTHING)
         ;
 }
 
-/* Both kinds of consumers, so that the functions above count as used also where the kernel has no body,
+/* All kinds of consumers, so that the functions above count as used also where the kernel has no body,
  * because the architecture is not sm_90a. */
 [[maybe_unused]] __device__ __forceinline__ void consume_any(const AttentionProblem &a, const Inverted &t,
-                                                             const Memory &memory, int number, bool tail)
+                                                             const Memory &memory, int number, TailKind kind)
 {
-    tail ? consume<true>(a, t, memory, number) : consume<false>(a, t, memory, number);
+    if (kind == NO_TAIL)
+        consume<NO_TAIL>(a, t, memory, number);
+    else if (kind == QUERY_TAIL)
+        consume<QUERY_TAIL>(a, t, memory, number);
+    else
+        consume<KEY_TAIL>(a, t, memory, number);
 }
 
 /* Grid: a thread block for each multiprocessor, or for each block of keys if these are fewer. */
-template <bool TAIL>
+template <TailKind KIND>
 __global__ void __launch_bounds__(Config::THREADS, 1)
     backward_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Inverted inverted,
                     const __grid_constant__ Schedule schedule, const __grid_constant__ InvertedMaps maps)
@@ -306,7 +379,7 @@ __global__ void __launch_bounds__(Config::THREADS, 1)
     extern __shared__ __align__(1024) unsigned char shared[];
     Memory memory = {shared, shared_address(shared)};
     int warpgroup = agreed(threadIdx.x / WARPGROUP);
-    if ((int)blockIdx.x >= blocks_to_process<TAIL>(inverted))
+    if ((int)blockIdx.x >= blocks_to_process<KIND>(a, inverted))
         return;
     if (threadIdx.x == 0) {
         if (memory.base % ATOM_BYTES != 0)
@@ -316,10 +389,10 @@ __global__ void __launch_bounds__(Config::THREADS, 1)
     __syncthreads();
     if (warpgroup == 0) {
         give_registers<Config::PRODUCER_REGISTERS>();
-        produce<TAIL>(a, inverted, schedule, maps, memory);
+        produce<KIND>(a, inverted, schedule, maps, memory);
     } else {
         take_registers<Config::CONSUMER_REGISTERS>();
-        consume_any(a, inverted, memory, warpgroup - 1, TAIL);
+        consume_any(a, inverted, memory, warpgroup - 1, KIND);
     }
 #endif
 }
@@ -406,6 +479,29 @@ static bool make_inverted_maps(const AttentionProblem &a, InvertedMaps *maps, Pr
 
 } // namespace
 
+/* Enqueues prepare_kernel. */
+static DsvStatus prepare_queries(DsviStream *stream, const AttentionProblem &a, const Inverted &t,
+                                 const PrepareMaps &maps)
+{
+    DSVI_CUDA_LAUNCH(stream, "attention: delta", prepare_kernel, (unsigned)(a.pairs * t.tiles), WARPGROUP,
+                     PREPARE_SHARED, a, t, maps);
+    return DSV_OK;
+}
+
+/* Enqueues the main kernel, with a thread block for each multiprocessor or, if these are fewer, for each of
+ * `jobs` blocks of keys. */
+template <TailKind KIND>
+static DsvStatus launch_backward(DsviStream *stream, const AttentionProblem &a, const Inverted &t,
+                                 const Schedule &schedule, const InvertedMaps &maps, int jobs)
+{
+    DSVI_CUDA_TRY(cudaFuncSetAttribute(backward_kernel<KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       Config::SHARED));
+    DSVI_CUDA_LAUNCH(stream, "key-major attention backward on Hopper", backward_kernel<KIND>,
+                     (unsigned)min(stream->multiprocessors, jobs), Config::THREADS, Config::SHARED, a, t,
+                     schedule, maps);
+    return DSV_OK;
+}
+
 DsvStatus attention_backward_inverted(DsviStream *stream, const AttentionProblem &a, bool *served)
 {
     Inverted inverted = attention_inverted_at(a);
@@ -417,26 +513,22 @@ DsvStatus attention_backward_inverted(DsviStream *stream, const AttentionProblem
         return DSV_OK;
     DSVI_TRY(make_schedule(stream, a, Config::QUERIES, false, &schedule));
     DSVI_TRY(attention_invert_lists(stream, a, inverted, schedule.order));
-    DSVI_CUDA_LAUNCH(stream, "attention: delta", prepare_kernel, (unsigned)(a.pairs * inverted.tiles),
-                     WARPGROUP, PREPARE_SHARED, a, inverted, prepare);
-    DSVI_CUDA_TRY(cudaFuncSetAttribute(backward_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       Config::SHARED));
-    int blocks = min(stream->multiprocessors, a.pairs * inverted.blocks);
-    DSVI_CUDA_LAUNCH(stream, "attention backward over inverted lists on Hopper", backward_kernel<false>,
-                     (unsigned)blocks, Config::THREADS, Config::SHARED, a, inverted, schedule, maps);
-    return attention_finish_queries(stream, a, inverted, false);
+    DSVI_TRY(prepare_queries(stream, a, inverted, prepare));
+    DSVI_TRY(launch_backward<NO_TAIL>(stream, a, inverted, schedule, maps, inverted.all));
+    return attention_finish_queries(stream, a, inverted, NO_TAIL);
 }
 
-/* Fills *t with the part of the layout of attention_inverted.cu that a tail uses, in a workspace at `at`. */
-static void place_tail(int64_t pairs, int64_t queries, int64_t keys, float *at, Inverted *t)
+/* Returns the part of the layout of attention_inverted.cu that a tail uses, in a workspace at `at`. */
+static Inverted tail_layout(const AttentionProblem &a, float *at)
 {
-    *t = {};
-    t->blocks = (int)ceil_div(keys, BLOCK_KEYS);
-    t->tiles = (int)ceil_div(queries, TILE_QUERIES);
-    t->tiles_per_group = t->blocks_per_span = 1;
-    t->all = (int)pairs * t->blocks;
-    t->sums = at;
-    t->queries = at + pairs * t->tiles * TILE_FLOATS;
+    Inverted t = {};
+    t.blocks = (int)ceil_div(a.keys, BLOCK_KEYS);
+    t.tiles = (int)ceil_div(a.queries, TILE_QUERIES);
+    t.tiles_per_group = t.blocks_per_span = 1;
+    t.all = a.pairs * t.blocks;
+    t.sums = at;
+    t.queries = at + (int64_t)a.pairs * t.tiles * TILE_FLOATS;
+    return t;
 }
 
 size_t attention_tail_sm90_bytes(int64_t pairs, int64_t queries)
@@ -445,27 +537,40 @@ size_t attention_tail_sm90_bytes(int64_t pairs, int64_t queries)
     return (size_t)(pairs * ceil_div(queries, TILE_QUERIES) * tile);
 }
 
-DsvStatus attention_tail_backward_sm90(DsviStream *stream, const AttentionProblem &a, bool *served)
+DsvStatus attention_tail_backward_sm90(DsviStream *stream, const AttentionProblem &a, void *workspace,
+                                       bool *served)
 {
     MapEncoder encode = find_encoder();
     InvertedMaps maps;
-    Inverted t;
+    Inverted t = tail_layout(a, static_cast<float *>(workspace));
     Schedule schedule;
     *served = encode && make_map(encode, a, a.q, a.queries, &maps.q) &&
               make_map(encode, a, a.dout, a.queries, &maps.dout) &&
               make_map(encode, a, a.k, a.keys, &maps.k) && make_map(encode, a, a.v, a.keys, &maps.v);
     if (!*served)
         return DSV_OK;
-    place_tail(a.pairs, a.queries, a.keys, a.sums, &t);
     DSVI_TRY(make_schedule(stream, a, Config::QUERIES, false, &schedule));
     DSVI_CUDA_LAUNCH(stream, "attention tail: rows", prepare_tail_kernel, (unsigned)(a.pairs * t.tiles),
                      WARPGROUP, 0, a, t);
-    DSVI_CUDA_TRY(cudaFuncSetAttribute(backward_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       Config::SHARED));
-    int blocks = min(stream->multiprocessors, t.all);
-    DSVI_CUDA_LAUNCH(stream, "attention tail backward on Hopper", backward_kernel<true>, (unsigned)blocks,
-                     Config::THREADS, Config::SHARED, a, t, schedule, maps);
-    return attention_finish_queries(stream, a, t, true);
+    DSVI_TRY(launch_backward<QUERY_TAIL>(stream, a, t, schedule, maps, t.all));
+    return attention_finish_queries(stream, a, t, QUERY_TAIL);
+}
+
+DsvStatus attention_key_tail_backward_sm90(DsviStream *stream, const AttentionProblem &a, void *workspace,
+                                           bool *served)
+{
+    InvertedMaps maps;
+    PrepareMaps prepare;
+    Inverted t = tail_layout(a, static_cast<float *>(workspace));
+    Schedule schedule;
+    *served = make_inverted_maps(a, &maps, &prepare);
+    if (!*served)
+        return DSV_OK;
+    DSVI_TRY(make_schedule(stream, a, Config::QUERIES, false, &schedule));
+    DSVI_TRY(prepare_queries(stream, a, t, prepare));
+    DSVI_TRY(launch_backward<KEY_TAIL>(stream, a, t, schedule, maps,
+                                       t.all * (int)ceil_div(t.tiles, a.tail.part_tiles)));
+    return attention_finish_queries(stream, a, t, KEY_TAIL);
 }
 
 } // namespace dsvi

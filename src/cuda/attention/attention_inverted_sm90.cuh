@@ -2,8 +2,10 @@
  * producer warpgroup, which takes blocks of keys, loads them and the queries that attend to them, and
  * computes dQ. The consumers, and an overview of the kernel, are in attention_inverted_sm90.cu.
  *
- * With TAIL = true the kernel computes the backward pass of a tail (attention_tail.cuh): all tiles of queries
- * attend to each block of keys, so a tile counts as a group and no inverted list is read. */
+ * With another KIND than NO_TAIL the kernel computes the backward pass of a tail (attention_tail.cuh): all
+ * tiles of queries attend to each block of keys, so a tile counts as a group and no inverted list is read. A
+ * key tail has few blocks of keys. Its tiles are therefore divided into parts (AttentionTail.part_tiles), and
+ * the producer takes a block of keys with the tiles of one part. */
 #ifndef DSVI_ATTENTION_INVERTED_SM90_CUH
 #define DSVI_ATTENTION_INVERTED_SM90_CUH
 
@@ -11,6 +13,7 @@
 #include "cuda/attention/attention_inverted.cuh"
 #include "cuda/attention/attention_schedule.cuh"
 #include "cuda/attention/attention_scores_sm90.cuh"
+#include "cuda/attention/attention_tail.cuh"
 
 namespace dsvi {
 namespace {
@@ -47,7 +50,9 @@ struct Step {
 /* Position of the producer in the sequence of steps that it loads. Only its first warp uses it. */
 struct Cursor {
     Step step;       /* the step to load next */
-    int drawn;       /* position in Inverted.order of the block to process after step.block */
+    int drawn;       /* position in Inverted.order of the block to process after step.block; in a tail the
+                        block; in a key tail plus Inverted.all times the part of the tiles */
+    int first;       /* in a key tail, the first tile of the part */
     int count;       /* number of groups of queries whose lists contain the current block of keys */
     int begin, past; /* the groups are processed cyclically from the one at index `begin` of the block's
                         inverted list; past: how many of these groups are done */
@@ -201,31 +206,44 @@ __device__ __forceinline__ float mean_count(const AttentionProblem &a, const Inv
     return __fdividef((float)(offset[a.groups] - offset[0]) * (float)t.blocks_per_span, (float)t.blocks);
 }
 
-/* Returns the number of blocks of keys to process. */
-template <bool TAIL> __device__ __forceinline__ int blocks_to_process(const Inverted &t)
+/* Returns the number of tiles of a part of a tail's tiles. */
+template <TailKind KIND>
+__device__ __forceinline__ int tiles_in_part(const AttentionProblem &a, const Inverted &t)
 {
-    return TAIL ? t.all : *t.listed;
+    return KIND == KEY_TAIL ? a.tail.part_tiles : t.tiles;
+}
+
+/* Returns the number of blocks of keys to process; in a tail, times the number of parts of the tiles. */
+template <TailKind KIND>
+__device__ __forceinline__ int blocks_to_process(const AttentionProblem &a, const Inverted &t)
+{
+    if constexpr (KIND == NO_TAIL)
+        return *t.listed;
+    int each = tiles_in_part<KIND>(a, t);
+    return t.all * ((t.tiles + each - 1) / each);
 }
 
 /* Proceeds to the block of keys whose number was taken from the global counter earlier, and takes the number
  * of the block after it. In a tail, the blocks of a (batch, head) begin with different tiles, so that thread
  * blocks do not add to the same dQ at the same time. */
-template <bool TAIL>
+template <TailKind KIND>
 __device__ __forceinline__ void begin_block(const AttentionProblem &a, const Inverted &t,
                                             const Schedule &schedule, Cursor *h)
 {
     int drawn = 0;
     unsigned clock = 0;
-    h->step.block = TAIL ? h->drawn : t.order[h->drawn];
+    h->step.block = KIND == NO_TAIL ? t.order[h->drawn] : KIND == KEY_TAIL ? h->drawn % t.all : h->drawn;
     h->step.keys = a.keys - h->step.block % t.blocks * Config::KEYS;
-    h->count = TAIL ? t.tiles : t.counts[h->step.block];
+    int each = tiles_in_part<KIND>(a, t);
+    h->first = KIND == KEY_TAIL ? h->drawn / t.all * each : 0;
+    h->count = KIND == NO_TAIL ? t.counts[h->step.block] : min(each, t.tiles - h->first);
     if (threadIdx.x == 0) {
         drawn = take_tile(schedule);
         clock = clock_of(schedule);
     }
     h->drawn = agreed(drawn);
     h->past = 0;
-    if constexpr (TAIL) {
+    if constexpr (KIND != NO_TAIL) {
         h->begin = h->step.block % h->count;
         return;
     }
@@ -234,15 +252,15 @@ __device__ __forceinline__ void begin_block(const AttentionProblem &a, const Inv
 }
 
 /* Proceeds to the next of the groups whose lists contain the current block of keys. */
-template <bool TAIL>
+template <TailKind KIND>
 __device__ __forceinline__ void begin_group(const AttentionProblem &a, const Inverted &t,
                                             const Schedule &schedule, Cursor *h)
 {
     int place = h->begin + h->past;
     place -= place < h->count ? 0 : h->count;
-    h->group = TAIL ? place : t.groups[(int64_t)h->step.block * a.groups + place];
+    h->group = KIND == NO_TAIL ? t.groups[(int64_t)h->step.block * a.groups + place] : h->first + place;
     h->part = 0;
-    if (!TAIL && threadIdx.x == 0)
+    if (KIND == NO_TAIL && threadIdx.x == 0)
         move_clock(schedule, pace_of(h->count));
 }
 
@@ -253,7 +271,7 @@ __device__ __forceinline__ int tiles_in(const Inverted &t, int group)
 
 /* Advances the cursor in shared memory from the step just loaded to the next one. Called by one warp, whose
  * lanes all compute the same. */
-template <bool TAIL>
+template <TailKind KIND>
 __device__ __forceinline__ void advance_cursor(const AttentionProblem &a, const Inverted &t,
                                                const Schedule &schedule, const Memory &memory)
 {
@@ -264,15 +282,15 @@ __device__ __forceinline__ void advance_cursor(const AttentionProblem &a, const 
         h.step.tile = -1;
     } else {
         if (h.step.follows == ANOTHER_BLOCK) {
-            begin_block<TAIL>(a, t, schedule, &h);
-            begin_group<TAIL>(a, t, schedule, &h);
+            begin_block<KIND>(a, t, schedule, &h);
+            begin_group<KIND>(a, t, schedule, &h);
         } else if (++h.part == tiles_in(t, h.group)) {
             h.past++;
-            begin_group<TAIL>(a, t, schedule, &h);
+            begin_group<KIND>(a, t, schedule, &h);
         }
         h.step.tile = h.step.block / t.blocks * t.tiles + h.group * t.tiles_per_group + h.part;
         h.step.follows = h.part + 1 < tiles_in(t, h.group) || h.past + 1 < h.count ? MORE
-                         : h.drawn < blocks_to_process<TAIL>(t)                    ? ANOTHER_BLOCK
+                         : h.drawn < blocks_to_process<KIND>(a, t)                 ? ANOTHER_BLOCK
                                                                                    : NOTHING;
     }
     __syncwarp();
@@ -282,7 +300,7 @@ __device__ __forceinline__ void advance_cursor(const AttentionProblem &a, const 
 }
 
 /* Loads the first block of keys, and the queries of the first STAGES steps. There is at least one step. */
-template <bool TAIL>
+template <TailKind KIND>
 __device__ __forceinline__ void load_first_steps(const AttentionProblem &a, const Inverted &t,
                                                  const Schedule &schedule, const InvertedMaps &maps,
                                                  const Memory &memory)
@@ -292,12 +310,12 @@ __device__ __forceinline__ void load_first_steps(const AttentionProblem &a, cons
         memory.cursor()->drawn = (int)blockIdx.x;
     }
     __syncwarp();
-    advance_cursor<TAIL>(a, t, schedule, memory);
+    advance_cursor<KIND>(a, t, schedule, memory);
     load_keys(a, t, maps, memory, memory.cursor()->step.block);
 #pragma unroll 1
     for (int stage = 0; stage < Config::STAGES; stage++) {
         load_step(a, t, maps, memory, stage);
-        advance_cursor<TAIL>(a, t, schedule, memory);
+        advance_cursor<KIND>(a, t, schedule, memory);
     }
 }
 
@@ -363,14 +381,14 @@ __device__ __forceinline__ void make_dq(const Inverted &t, const Memory &memory,
 
 /* The producer's loop over steps. When dS of a step is full, both consumers are done with the previous step,
  * whose stage is then free; and if the step is the last of its block, they are also done with K and V. */
-template <bool TAIL>
+template <TailKind KIND>
 __device__ __forceinline__ void produce(const AttentionProblem &a, const Inverted &t,
                                         const Schedule &schedule, const InvertedMaps &maps,
                                         const Memory &memory)
 {
     bool first_warp = agreed(threadIdx.x / WARP) == 0, issues = elected();
     if (first_warp)
-        load_first_steps<TAIL>(a, t, schedule, maps, memory);
+        load_first_steps<KIND>(a, t, schedule, maps, memory);
     for (uint32_t turn = 0;; turn++) {
         int buffer = turn % Config::BUFFERS;
         barrier_wait(memory.ds_full(buffer), turn / Config::BUFFERS & 1);
@@ -384,7 +402,7 @@ __device__ __forceinline__ void produce(const AttentionProblem &a, const Inverte
         if (step.follows == NOTHING)
             break;
         if (first_warp && turn > 0)
-            advance_cursor<TAIL>(a, t, schedule, memory);
+            advance_cursor<KIND>(a, t, schedule, memory);
     }
     if (issues)
         bulk_wait();

@@ -27,11 +27,12 @@ constexpr uint32_t LISTED_FIRST = 1u << 30, LISTED_SECOND = 1u << 31, SPAN_BITS 
 
 /* What a tail has besides the other fields of AttentionProblem (attention_tail.cuh). */
 struct AttentionTail {
-    /* Of the arrays `bits` and `biases` one is NULL. */
-    const uint32_t *bits; /* (pairs, groups, pitch) bit j % 32 of word j / 32 is set if the list of the group
-                           * does not name key j */
-    const float *biases;  /* (pairs, groups, pitch) log n_gr */
-    const float *delta;   /* (pairs, queries) D_c; backward only */
+    /* Of the arrays `bits`, `biases` and `counts` two are NULL. */
+    const uint32_t *bits;  /* (pairs, groups, pitch) bit j % 32 of word j / 32 is set if the list of the group
+                            * does not name key j */
+    const float *biases;   /* (pairs, groups, pitch) log n_gr */
+    const uint8_t *counts; /* key tails on Hopper: (pairs, groups, pitch) n_gr, run r at tail_place(r) */
+    const float *delta;    /* (pairs, queries) D_c; backward only */
     int groups, rows_per_group, pitch;
     /* The backward pass on Hopper reads the same bits for 64 queries at once: (pairs, tiles, padded keys),
      * bit i of a word belongs to query i of the tile, and `padded` is the number of keys rounded up. */
@@ -40,6 +41,10 @@ struct AttentionTail {
     /* The forward pass on Hopper divides the keys into parts of part_keys keys, the last of which may be
      * short: out is (pairs, parts, queries, pitch of out) and lse (pairs, parts, queries). */
     int parts, part_keys;
+    /* Key tails on Hopper. Forward: (pairs, queries) lse of the lists, replaced by the lse of the whole.
+     * Backward: the tiles of queries are divided into parts of part_tiles; `sums` has a slice for each. */
+    float *lists_lse;
+    int part_tiles;
 };
 
 struct AttentionProblem {

@@ -33,9 +33,10 @@
  * In Narrow, P V of a step waits for its softmax, and the other resident thread block uses the tensor cores
  * meanwhile.
  *
- * The kernel with TAIL = true computes the tail (attention_tail.cuh), in configuration Wide. A tail has few
- * queries, so a tile of queries is divided into jobs that attend to tail.part_keys keys each, and a job
- * writes p_c and log T_c over its keys to the workspace.
+ * The kernel with another KIND than NO_TAIL computes a tail (attention_tail.cuh), in configuration Wide. A
+ * query tail has few queries, so a tile of queries is divided into jobs that attend to tail.part_keys keys
+ * each, and a job writes p_c and log T_c over its keys to the workspace. A key tail has few keys, one part; a
+ * job joins its results to out and lse.
  *
  * A ticket is the number of a tile, which one thread of the producer takes and hands to the rest of the
  * producer. A job is what consumers must know about the tile; the producer hands jobs to them. A tile whose
@@ -51,7 +52,8 @@
 
 #include "cuda/attention/attention_boxes.cuh"
 #include "cuda/attention/attention_schedule.cuh"
-#include "cuda/attention/attention_tail.cuh"
+#include "cuda/attention/attention_tail_sm90.cuh"
+#include "cuda/attention/attention_weights.cuh"
 
 namespace dsvi {
 namespace {
@@ -258,7 +260,7 @@ __device__ __forceinline__ Tile tail_tile(const AttentionProblem &a, const Sched
 /* The producer's loop over tiles. The ticket (number) of the next tile is taken while a tile is loaded. There
  * are two slots for tickets: one may be written while a slow warp still reads the other, and the named
  * barrier keeps a warp from lagging further. */
-template <typename C, Loader LOADER, bool TAIL>
+template <typename C, Loader LOADER, TailKind KIND>
 __device__ __forceinline__ void produce(const AttentionProblem &a, const Schedule &schedule,
                                         const BoxMaps &maps, const Memory<C> &memory)
 {
@@ -274,10 +276,12 @@ __device__ __forceinline__ void produce(const AttentionProblem &a, const Schedul
         if (threadIdx.x == 0)
             drawn = take_tile(schedule);
         int from = 0;
-        Tile tile = TAIL ? tail_tile<C>(a, schedule, number, &from) : tile_numbered(a, schedule, number);
+        Tile tile = KIND == NO_TAIL ? tile_numbered(a, schedule, number)
+                                    : tail_tile<C>(a, schedule, number, &from);
         if (tile.rows == 0)
             continue;
-        post_job(&g, {TAIL ? number / schedule.tiles : tile.pair, tile.first, tile.rows, tile.keys});
+        int part = KIND == NO_TAIL ? tile.pair : number / schedule.tiles;
+        post_job(&g, {part, tile.first, tile.rows, tile.keys});
         if (tile.keys > 0)
             produce_tile<C, LOADER>(a, maps, tile, from, &g);
     }
@@ -301,57 +305,13 @@ template <int N> __device__ __forceinline__ void mask(float (&s)[N], int count)
         s[i] = i / 4 * 8 + column + i % 2 < count ? s[i] : -INFINITY;
 }
 
-/* Bits of a tail (attention_tail.cuh) for rows lane / 4 and lane / 4 + 8 of a warp's 16 queries. */
-template <typename C> struct TailBits {
-    const uint4 *lines[2]; /* for each row, bits of 128 keys, from the first key of the job on */
-
-    /* Sets `lines` for a job. */
-    __device__ void find(const AttentionProblem &a, const Job &job, int number)
-    {
-        int pair = job.pair / a.tail.parts, from = job.pair % a.tail.parts * a.tail.part_keys;
-        int row = job.first + 64 * number + threadIdx.x % WARPGROUP / WARP * 16 + threadIdx.x % WARP / 4;
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            lines[half] = reinterpret_cast<const uint4 *>(a.tail.bits + tail_line(a, pair, row + 8 * half) +
-                                                          from / 32);
-    }
-};
-
-/* The bits of a step, moved so that bits 8 j and 8 j + 1 of bits[row][word] belong to columns 32 word + 8 j +
- * 2 (lane % 4) and the next. */
-template <typename C> struct StepBits {
-    uint32_t bits[2][4];
-
-    __device__ void fetch(const TailBits<C> &tail, int chunk)
-    {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint4 four = __ldg(tail.lines[half] + chunk);
-            bits[half][0] = four.x, bits[half][1] = four.y, bits[half][2] = four.z, bits[half][3] = four.w;
-        }
-    }
-
-    /* Sets the scores of keys that the tail does not contain to -inf. */
-    template <int N> __device__ void apply(float (&s)[N])
-    {
-        static_assert(N == 64 && C::KEYS == 128, "a word has 32 keys");
-        int shift = threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-            bits[n / 4][n % 4] >>= shift;
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            s[i] = bits[i / 2 % 2][i / 16] & 1u << (i / 4 % 4 * 8 + i % 2) ? s[i] : -INFINITY;
-    }
-};
-
 /* Adds the scores s of one step to the online softmax: s becomes the probabilities relative to the largest
  * score so far, and `rescale` the factor for sums over earlier steps, which is exactly 1 where the largest
  * score stays the same. `scale` includes log2 e. Each row has two independent chains of additions, to hide
- * their latency. In a tail all scores may be -inf. */
-template <bool TAIL, int N>
+ * their latency. In a query tail all scores may be -inf. */
+template <TailKind KIND, int N>
 __device__ __forceinline__ void online_softmax(float (&s)[N], Softmax *softmax, float (&rescale)[2],
-                                               float scale)
+                                               float scale, const TailStep<KIND> &weights)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -364,12 +324,14 @@ __device__ __forceinline__ void online_softmax(float (&s)[N], Softmax *softmax, 
         now = fmaxf(now, other);
         now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
         now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-        float subtracted = TAIL ? tail_largest(now) : now;
+        float subtracted = KIND == QUERY_TAIL ? tail_largest(now) : now;
 #pragma unroll
         for (int i = 2 * half; i < N; i += 4)
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 s[i + k] = power_of_two((s[i + k] - subtracted) * scale);
+                if constexpr (KIND == KEY_TAIL)
+                    s[i + k] *= weights.count(i / 4 * 2 + k);
                 sum[k] += s[i + k];
             }
         rescale[half] = power_of_two((before - subtracted) * scale);
@@ -459,7 +421,7 @@ __device__ __forceinline__ void attend_serially(const Consumer<C> &m, float (&ou
             m.release(barriers.queries_empty());
         if (step == 0)
             mask(s, count);
-        online_softmax<false>(s, softmax, rescale, m.scale);
+        online_softmax<NO_TAIL>(s, softmax, rescale, m.scale, {});
         rescale_sums(out, rescale);
         pack(p, s);
         barrier_wait(barriers.values_full(ring->stage), ring->parity);
@@ -492,17 +454,16 @@ __device__ __forceinline__ void await_next(const Barriers<C> &barriers, Ring<C::
  * otherwise moves most of the softmax after products_wait<0>, where no product overlaps with it; ptxas does
  * not move code across the branch of a barrier wait. To check this with a new compiler: in `cuobjdump -sass`
  * all MUFU.EX2 of a step are between `DEPBAR.LE gsb0, 0x1` and `DEPBAR.LE gsb0, 0x0`. */
-template <typename C, bool TAIL>
+template <typename C, TailKind KIND>
 __device__ __forceinline__ void attend_overlapped(const Consumer<C> &m, float (&out)[C::DIM / 2],
                                                   Softmax *softmax, int steps, int count,
-                                                  Ring<C::STAGES> *ring, const TailBits<C> &tail)
+                                                  Ring<C::STAGES> *ring, const TailLines<KIND> &tail)
 {
-    StepBits<C> bits;
+    TailStep<KIND> weights;
     const Barriers<C> barriers = m.memory.barriers;
     float s[C::KEYS / 2] = {}, rescale[2];
     uint32_t p[C::KEYS / 4];
-    if constexpr (TAIL)
-        bits.fetch(tail, steps - 1);
+    weights.fetch(tail, steps - 1);
     barrier_wait(barriers.keys_full(ring->stage), ring->parity);
     fence_for_products();
     hold(s);
@@ -513,18 +474,17 @@ __device__ __forceinline__ void attend_overlapped(const Consumer<C> &m, float (&
     m.release(barriers.keys_empty(ring->stage));
     if (steps == 1)
         m.release(barriers.queries_empty());
-    if constexpr (TAIL)
-        bits.apply(s);
+    if constexpr (KIND == QUERY_TAIL)
+        weights.apply(s);
     else
         mask(s, count);
-    online_softmax<TAIL>(s, softmax, rescale, m.scale);
+    online_softmax(s, softmax, rescale, m.scale, weights);
     pack(p, s);
     await_next(barriers, *ring, steps > 1);
     for (int step = 1; step < steps; step++) {
         int last = ring->stage;
         advance(ring);
-        if constexpr (TAIL)
-            bits.fetch(tail, steps - 1 - step);
+        weights.fetch(tail, steps - 1 - step);
         fence_for_products();
         named_sync(ORDER_BARRIER + m.number, C::CONSUMER_THREADS);
         hold(s);
@@ -538,9 +498,9 @@ __device__ __forceinline__ void attend_overlapped(const Consumer<C> &m, float (&
         m.release(barriers.keys_empty(ring->stage));
         if (step == steps - 1)
             m.release(barriers.queries_empty());
-        if constexpr (TAIL)
-            bits.apply(s);
-        online_softmax<TAIL>(s, softmax, rescale, m.scale);
+        if constexpr (KIND == QUERY_TAIL)
+            weights.apply(s);
+        online_softmax(s, softmax, rescale, m.scale, weights);
         hold(s);
         await_next(barriers, *ring, step + 1 < steps);
         products_wait<0>();
@@ -566,6 +526,56 @@ template <typename Out> __device__ __forceinline__ void store_two(Out *to, float
         *reinterpret_cast<float2 *>(to) = make_float2(x, y);
     else
         *reinterpret_cast<uint32_t *>(to) = pair_bits(x, y);
+}
+
+/* Joins the tail's part of row `query`, which is `factor` times the elements of `out` that this lane has for
+ * the row, to out. Weights.from is the share of what out contains. */
+template <int N>
+__device__ __forceinline__ void join_row(const AttentionProblem &a, __nv_bfloat16 *to, int half,
+                                         Weights share, float factor, const float (&out)[N])
+{
+    factor *= share.part;
+#pragma unroll
+    for (int j = 0; j < N / 4; j++) {
+        if (8 * j >= a.dim)
+            continue;
+        uint32_t *two = reinterpret_cast<uint32_t *>(to + 8 * j), bits = *two;
+        float x = __uint_as_float(bits << 16), y = __uint_as_float(bits & 0xffff0000u);
+        x = share.from > 0 ? share.from * x : 0.f;
+        y = share.from > 0 ? share.from * y : 0.f;
+        *two = pair_bits(fmaf(factor, out[4 * j + 2 * half], x), fmaf(factor, out[4 * j + 2 * half + 1], y));
+    }
+}
+
+/* Joins the key tail of this warpgroup's rows of the tile to out and to the lse of the lists, and writes log
+ * T_c. */
+template <typename C>
+__device__ __forceinline__ void join_tile(const AttentionProblem &a, const Job &job, int number,
+                                          const float (&out)[C::DIM / 2], const Softmax &softmax)
+{
+    int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
+    __nv_bfloat16 *head = static_cast<__nv_bfloat16 *>(a.out.data) + job.pair / a.heads * a.out.batch_stride +
+                          job.pair % a.heads * a.out.head_stride + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = 64 * number + 16 * warp + 8 * half + lane / 4;
+        bool inside = row < job.rows;
+        int64_t query = job.first + row, at = (int64_t)job.pair * a.queries + query;
+        float of_lists = inside ? a.tail.lists_lse[at] : 0.f, total = softmax.total[half];
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        __syncwarp(); /* one lane of four replaces the lse that all four have read */
+        if (!inside)
+            continue;
+        float log_t = total == 0 ? -INFINITY : __fmul_rn(softmax.largest[half], a.scale) + logf(total);
+        Weights share = weigh(of_lists, log_t);
+        if (lane % 4 == 0) {
+            a.lse[at] = log_t;
+            a.tail.lists_lse[at] = share.lse;
+        }
+        if (total > 0)
+            join_row(a, head + query * a.out.token_stride, half, share, 1 / total, out);
+    }
 }
 
 /* Writes out and lse of this warpgroup's rows of the tile; with an empty list out is 0 and lse -inf. */
@@ -616,7 +626,7 @@ template <typename C> __device__ __forceinline__ Job take_job(const Consumer<C> 
 }
 
 /* The loop of consumer `number` over jobs (tiles of queries), until a job says that no tile is left. */
-template <typename C, bool TAIL>
+template <typename C, TailKind KIND>
 __device__ __forceinline__ void consume(const AttentionProblem &a, const Memory<C> &memory, int number)
 {
     Consumer<C> m = {memory, number, threadIdx.x % WARP == 0, a.scale * (float)M_LOG2E};
@@ -630,22 +640,24 @@ __device__ __forceinline__ void consume(const AttentionProblem &a, const Memory<
         float out[C::DIM / 2] = {};
         Softmax softmax = {{-INFINITY, -INFINITY}, {0, 0}};
         if (steps > 0) {
-            TailBits<C> tail;
-            if constexpr (TAIL)
-                tail.find(a, job, number);
+            TailLines<KIND> tail;
+            tail.find(a, job.pair, job.first + 64 * number);
             barrier_wait(memory.barriers.queries_full(), visits++ & 1);
             if constexpr (C::CONSUMERS == 2)
-                attend_overlapped<C, TAIL>(m, out, &softmax, steps, count, &ring, tail);
+                attend_overlapped<C, KIND>(m, out, &softmax, steps, count, &ring, tail);
             else
                 attend_serially(m, out, &softmax, steps, count, &ring);
         }
-        store_tile<C, TAIL>(a, job, number, out, softmax);
+        if constexpr (KIND == KEY_TAIL)
+            join_tile<C>(a, job, number, out, softmax);
+        else
+            store_tile<C, KIND == QUERY_TAIL>(a, job, number, out, softmax);
         job = take_job(m, jobs++);
     }
 }
 
 /* Grid: as many thread blocks as are resident at once, or as there are tiles if these are fewer. */
-template <typename C, Loader LOADER, bool TAIL>
+template <typename C, Loader LOADER, TailKind KIND>
 __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)
     forward_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ Schedule schedule,
                    const __grid_constant__ BoxMaps maps)
@@ -663,19 +675,19 @@ __global__ void __launch_bounds__(C::THREADS, C::RESIDENT)
     __syncthreads();
     if (warpgroup == 0) {
         give_registers<C::PRODUCER_REGISTERS>();
-        produce<C, LOADER, TAIL>(a, schedule, maps, memory);
+        produce<C, LOADER, KIND>(a, schedule, maps, memory);
     } else {
         take_registers<C::CONSUMER_REGISTERS>();
-        consume<C, TAIL>(a, memory, warpgroup - 1);
+        consume<C, KIND>(a, memory, warpgroup - 1);
     }
 #endif
 }
 
-template <typename C, Loader LOADER, bool TAIL>
+template <typename C, Loader LOADER, TailKind KIND>
 DsvStatus launch_forward_kernel(DsviStream *stream, const AttentionProblem &problem, const Schedule &schedule,
                                 const BoxMaps &maps)
 {
-    auto *kernel = forward_kernel<C, LOADER, TAIL>;
+    auto *kernel = forward_kernel<C, LOADER, KIND>;
     int resident = stream->multiprocessors * C::RESIDENT, blocks = min(resident, schedule.all);
     DSVI_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED));
     DSVI_CUDA_LAUNCH(stream, "attention forward on Hopper", kernel, (unsigned)blocks, C::THREADS, C::SHARED,
@@ -687,8 +699,8 @@ template <typename C>
 DsvStatus launch_forward_sm90(DsviStream *stream, const AttentionProblem &problem, const Schedule &schedule,
                               Loader loader, const BoxMaps &maps)
 {
-    auto *launch = loader == TMA_BOXES ? launch_forward_kernel<C, TMA_BOXES, false>
-                                       : launch_forward_kernel<C, CP_ASYNC_ROWS, false>;
+    auto *launch = loader == TMA_BOXES ? launch_forward_kernel<C, TMA_BOXES, NO_TAIL>
+                                       : launch_forward_kernel<C, CP_ASYNC_ROWS, NO_TAIL>;
     return launch(stream, problem, schedule, maps);
 }
 
@@ -710,7 +722,8 @@ DsvStatus attention_forward_sm90(DsviStream *stream, const AttentionProblem &pro
     return launch(stream, problem, schedule, loader, maps);
 }
 
-DsvStatus attention_tail_forward_sm90(DsviStream *stream, const AttentionProblem &problem, bool *served)
+template <TailKind KIND>
+static DsvStatus tail_forward_sm90(DsviStream *stream, const AttentionProblem &problem, bool *served)
 {
     BoxMaps maps = {};
     Schedule schedule;
@@ -719,9 +732,19 @@ DsvStatus attention_tail_forward_sm90(DsviStream *stream, const AttentionProblem
         return DSV_OK;
     DSVI_TRY(make_schedule(stream, problem, TAIL_ROWS, false, &schedule));
     schedule.all *= problem.tail.parts;
-    auto *launch = problem.dim <= 64 ? launch_forward_kernel<Wide<64>, TMA_BOXES, true>
-                                     : launch_forward_kernel<Wide<128>, TMA_BOXES, true>;
+    auto *launch = problem.dim <= 64 ? launch_forward_kernel<Wide<64>, TMA_BOXES, KIND>
+                                     : launch_forward_kernel<Wide<128>, TMA_BOXES, KIND>;
     return launch(stream, problem, schedule, maps);
+}
+
+DsvStatus attention_tail_forward_sm90(DsviStream *stream, const AttentionProblem &problem, bool *served)
+{
+    return tail_forward_sm90<QUERY_TAIL>(stream, problem, served);
+}
+
+DsvStatus attention_key_tail_forward_sm90(DsviStream *stream, const AttentionProblem &problem, bool *served)
+{
+    return tail_forward_sm90<KEY_TAIL>(stream, problem, served);
 }
 
 } // namespace dsvi

@@ -3,17 +3,21 @@
  * and join its results to those of attention over lists.
  *
  *     workspace    Q_c (pairs, chunks, pitch) act, unless chunks have one query; K_r and V_r (pairs, runs,
- *                  pitch) act, unless runs have one key; bits or biases (AttentionTail)
+ *                  pitch) act, unless runs have one key; bits, biases or counts (AttentionTail)
  *     forward      p_c (pairs, chunks, pitch) F32; on Hopper also p_c and log T_c over parts of the keys
  *     backward     G_c (pairs, chunks, pitch) act, D_c (pairs, chunks) F32, dQ_c (pairs, chunks, pitch) F32;
  *                  then the sums of dK_r and dV_r, or the workspace of the kernel for Hopper
+ *     key tail on Hopper, in place of the last two
+ *                  backward: slices of the sums of dK_r and dV_r; the workspace of the kernel
  *
  * with pitch = D rounded up to 8. Each buffer begins at a multiple of ALIGNED bytes.
  *
  * Bytes that a query tail moves at 32,768 tokens, 16 heads of 128, chunks of 64, and lists of 5 % in groups
  * of 64: forward reads q and reads and writes out, 134 MB each, reads lists of 54 MB, and writes and reads
  * bits of 34 MB; backward reads q, dout and out, and reads and writes dq, dk and dv. At 4 TB/s that is 0.12
- * and 0.32 ms beside products of 0.14 and 0.34 TFLOP. */
+ * and 0.32 ms beside products of 0.14 and 0.34 TFLOP. A key tail with runs of 64 has as many products. Its
+ * forward pass moves as many bytes. Backward clears, adds to and reads sums of dq of 268 MB, to which each of
+ * 4 blocks of mean keys adds once. */
 #include <stdio.h>
 
 #include "cuda/attention/attention_tail_parts.cuh"
@@ -28,14 +32,19 @@ constexpr int64_t ALIGNED = 128, PITCH_UNIT = 8;
  * its own steps. */
 constexpr int64_t PARTS_MAX = 64, JOBS_EACH = 4, JOB_STEPS = 3;
 
+/* Backward of a key tail on Hopper: largest number of parts into which the tiles of queries are divided. A
+ * part with a block of keys costs as much as PART_STEPS tiles beside its own. */
+constexpr int64_t SLICES_MAX = 64, PART_STEPS = 4;
+
 /* What a tail keeps in its workspace. */
 struct TailBuffers {
     DsviHeads q, k, v; /* means, or the tensors of the arguments */
     DsviHeads p, g, dq;
     void *weights;
     float *delta, *parts, *parts_lse;
-    void *sums;
-    size_t bytes; /* of the workspace */
+    void *sums, *slices; /* slices: sums of a key tail on Hopper */
+    void *hopper;        /* workspace of the backward kernel for Hopper */
+    size_t bytes;        /* of the workspace */
 };
 
 TailShape shape_of(const DsviAttentionTailArgs *args)
@@ -66,6 +75,29 @@ DsviHeads take_rows(TailBuffers *buffers, const TailShape &tail, char *workspace
     return compact_heads(tail, data, count);
 }
 
+bool is_key_tail(const TailShape &tail)
+{
+    return tail.chunk == 1 && tail.run > 1;
+}
+
+/* Number of chunks of a group. */
+int64_t rows_per_group(const TailShape &tail)
+{
+    return ceil_div(smaller_of(tail.a.lists->group, tail.a.queries), tail.chunk);
+}
+
+/* Returns why the kernels for Hopper do not serve runs of several keys, or NULL. */
+const char *runs_decline(const TailShape &tail)
+{
+    if (tail.chunk > 1)
+        return "runs of keys and chunks of queries";
+    if (tail.run > TAIL_COUNT_MAX)
+        return "runs of more than 255 keys";
+    return tail.a.lists->groups > 1 && rows_per_group(tail) % TAIL_GROUP != 0
+               ? "groups are not whole tiles of 64 queries"
+               : nullptr;
+}
+
 /* Returns why the kernels for Hopper do not serve tails of these shapes, or NULL. Depends only on what a
  * caller knows who asks for the size of the workspace: not on pointers, strides or the scale. */
 const char *shapes_decline(const DsviStream *stream, const TailShape &tail, bool backward)
@@ -79,11 +111,9 @@ const char *shapes_decline(const DsviStream *stream, const TailShape &tail, bool
         return "F32";
     if (tail.a.head_dim > 128)
         return "head size above 128";
-    if (tail.run > 1)
-        return "runs of keys";
     if (backward && stream->deterministic)
         return "sums in a fixed order";
-    return nullptr;
+    return tail.run > 1 ? runs_decline(tail) : nullptr;
 }
 
 /* Returns why the kernels for Hopper do not serve the tail, or NULL. */
@@ -91,8 +121,12 @@ const char *hopper_declines_tail(const DsviStream *stream, const TailShape &tail
                                  bool backward)
 {
     const char *why = shapes_decline(stream, tail, backward);
+    const DsviAttentionArgs &a = tail.a;
     bool whole = p.chunks &&
                  (!backward || (heads_aligned(&p.dk, p.dim, 2, 16) && heads_aligned(&p.dv, p.dim, 2, 16)));
+    if (is_key_tail(tail)) /* the kernels read and write the tensors of the arguments */
+        whole = p.chunks && heads_aligned(&a.out, p.dim, 2, 16) &&
+                (!backward || (heads_aligned(&a.dout, p.dim, 2, 16) && heads_aligned(&a.dq, p.dim, 2, 16)));
     if (why)
         return why;
     if (!(p.scale > 0))
@@ -117,21 +151,45 @@ int64_t jobs_max(const DsviStream *stream, const TailShape &tail)
     return jobs > tiles ? jobs : tiles;
 }
 
-/* Returns the number of keys of a part, a multiple of TAIL_KEYS, with which the forward pass on Hopper is
- * expected to take the least time: rounds of jobs on all multiprocessors, times the length of a job. */
-int64_t choose_part(const DsviStream *stream, const TailShape &tail)
+/* Returns the number of steps of a part when each of `tiles` tiles of work, of `steps` steps, is divided into
+ * at most parts_max parts, of which a job has one. Of the divisions with at most jobs_limit jobs, this one is
+ * expected to take the least time: rounds of jobs on all multiprocessors, times the length of a job, to which
+ * `beside` steps are added. */
+int64_t choose_part(const DsviStream *stream, int64_t tiles, int64_t steps, int64_t parts_max,
+                    int64_t jobs_limit, int64_t beside)
 {
-    int64_t steps = ceil_div(tail.runs, TAIL_KEYS), tiles = tiles_of_tail(tail), best = steps,
-            least = INT64_MAX;
-    for (int64_t parts = 1; parts <= PARTS_MAX && parts <= steps; parts++) {
+    int64_t best = steps, least = INT64_MAX;
+    for (int64_t parts = 1; parts <= parts_max && parts <= steps; parts++) {
         int64_t each = ceil_div(steps, parts), jobs = tiles * ceil_div(steps, each);
-        int64_t time = ceil_div(jobs, stream->multiprocessors) * (each + JOB_STEPS);
-        if (jobs > jobs_max(stream, tail) || time >= least)
+        int64_t time = ceil_div(jobs, stream->multiprocessors) * (each + beside);
+        if (jobs > jobs_limit || time >= least)
             continue;
         best = each;
         least = time;
     }
-    return best * TAIL_KEYS;
+    return best;
+}
+
+/* Forward pass of a query tail on Hopper: number of keys of a part, a multiple of TAIL_KEYS. */
+int64_t keys_of_part(const DsviStream *stream, const TailShape &tail)
+{
+    return choose_part(stream, tiles_of_tail(tail), ceil_div(tail.runs, TAIL_KEYS), PARTS_MAX,
+                       jobs_max(stream, tail), JOB_STEPS) *
+           TAIL_KEYS;
+}
+
+/* Backward pass of a key tail on Hopper: number of tiles of TAIL_GROUP queries of a part. */
+int64_t tiles_of_part(const DsviStream *stream, const TailShape &tail)
+{
+    return choose_part(stream, tail.pairs * ceil_div(tail.runs, TAIL_KEYS),
+                       ceil_div(tail.a.queries, TAIL_GROUP), SLICES_MAX, INT64_MAX, PART_STEPS);
+}
+
+/* Bytes of the sums of dK_r and dV_r of each of the parts of tiles_of_part. */
+size_t slices_bytes(const DsviStream *stream, const TailShape &tail)
+{
+    int64_t slices = ceil_div(ceil_div(tail.a.queries, TAIL_GROUP), tiles_of_part(stream, tail));
+    return (size_t)slices * attention_sums_bytes(stream, tail.pairs, tail.runs, tail.a.head_dim);
 }
 
 /* Number of keys for which the bits of a tile of queries are stored in AttentionTail.columns. */
@@ -148,6 +206,31 @@ int64_t weights_words(const TailShape &tail, bool columns)
     return words > lines ? words : lines;
 }
 
+/* Takes the buffers of the backward pass. */
+void take_backward(const DsviStream *stream, const TailShape &tail, bool hopper, char *workspace,
+                   TailBuffers *b)
+{
+    size_t sums = attention_sums_bytes(stream, tail.pairs, tail.runs, tail.a.head_dim);
+    size_t hopper_sums = hopper ? attention_tail_sm90_bytes(tail.pairs, tail.chunks) : 0;
+    b->g = take_rows(b, tail, workspace, tail.chunks, dsvi_dtype_size(tail.a.act));
+    b->delta = static_cast<float *>(take_buffer(b, workspace, tail.pairs * tail.chunks, sizeof(float)));
+    b->dq = take_rows(b, tail, workspace, tail.chunks, sizeof(float));
+    b->sums = b->hopper = take_buffer(b, workspace, (int64_t)(sums > hopper_sums ? sums : hopper_sums), 1);
+}
+
+/* Takes the buffers of the backward pass of a key tail on Hopper, in place of those of take_backward. Where
+ * the tensors turn out not to suit TMA, those of take_backward are used. */
+void take_key_backward(const DsviStream *stream, const TailShape &tail, char *workspace, TailBuffers *b)
+{
+    size_t before = b->bytes;
+    take_backward(stream, tail, false, workspace, b);
+    size_t portable = b->bytes;
+    b->bytes = before;
+    b->slices = take_buffer(b, workspace, (int64_t)slices_bytes(stream, tail), 1);
+    b->hopper = take_buffer(b, workspace, (int64_t)attention_tail_sm90_bytes(tail.pairs, tail.chunks), 1);
+    b->bytes = b->bytes > portable ? b->bytes : portable;
+}
+
 /* Divides the workspace into buffers; `workspace` is NULL to count its bytes only. */
 TailBuffers buffers_of(const DsviStream *stream, const TailShape &tail, bool backward, char *workspace)
 {
@@ -157,20 +240,18 @@ TailBuffers buffers_of(const DsviStream *stream, const TailShape &tail, bool bac
     b.q = tail.chunk > 1 ? take_rows(&b, tail, workspace, tail.chunks, size) : tail.a.q;
     b.k = tail.run > 1 ? take_rows(&b, tail, workspace, tail.runs, size) : tail.a.k;
     b.v = tail.run > 1 ? take_rows(&b, tail, workspace, tail.runs, size) : tail.a.v;
-    b.weights = take_buffer(&b, workspace, weights_words(tail, hopper && backward), sizeof(uint32_t));
-    if (!backward) {
-        int64_t rows = hopper ? jobs_max(stream, tail) * TAIL_ROWS : 0;
+    b.weights = take_buffer(&b, workspace, weights_words(tail, hopper && backward && tail.run == 1),
+                            sizeof(uint32_t));
+    if (backward && hopper && is_key_tail(tail)) {
+        take_key_backward(stream, tail, workspace, &b);
+    } else if (backward) {
+        take_backward(stream, tail, hopper, workspace, &b);
+    } else {
+        int64_t rows = hopper && tail.run == 1 ? jobs_max(stream, tail) * TAIL_ROWS : 0;
         b.p = take_rows(&b, tail, workspace, tail.chunks, sizeof(float));
         b.parts = static_cast<float *>(take_buffer(&b, workspace, rows * tail.pitch, sizeof(float)));
         b.parts_lse = static_cast<float *>(take_buffer(&b, workspace, rows, sizeof(float)));
-        return b;
     }
-    size_t sums = attention_sums_bytes(stream, tail.pairs, tail.runs, tail.a.head_dim);
-    size_t hopper_sums = hopper ? attention_tail_sm90_bytes(tail.pairs, tail.chunks) : 0;
-    b.g = take_rows(&b, tail, workspace, tail.chunks, size);
-    b.delta = static_cast<float *>(take_buffer(&b, workspace, tail.pairs * tail.chunks, sizeof(float)));
-    b.dq = take_rows(&b, tail, workspace, tail.chunks, sizeof(float));
-    b.sums = take_buffer(&b, workspace, (int64_t)(sums > hopper_sums ? sums : hopper_sums), 1);
     return b;
 }
 
@@ -198,10 +279,30 @@ AttentionProblem problem_of(const DsviStream *stream, const TailShape &tail, con
     p.tail.padded = (int)padded_keys(tail);
     p.tail.delta = b.delta;
     p.tail.groups = (int)tail.a.lists->groups;
-    p.tail.rows_per_group = (int)ceil_div(smaller_of(tail.a.lists->group, tail.a.queries), tail.chunk);
+    p.tail.rows_per_group = (int)rows_per_group(tail);
     p.tail.pitch = (int)attention_tail_line(tail);
     attention_place_sums(stream, b.sums, &p);
     return p;
+}
+
+/* Turns the problem of a key tail into that of the kernels for Hopper, which read and write the tensors of
+ * the arguments (attention_tail.cuh). */
+void use_arguments(const DsviStream *stream, const TailShape &tail, const TailBuffers &b, bool backward,
+                   AttentionProblem *p)
+{
+    p->out = tail.a.out, p->dout = tail.a.dout, p->dq = tail.a.dq;
+    p->tail.biases = nullptr;
+    p->tail.counts = static_cast<const uint8_t *>(b.weights);
+    if (!backward) {
+        p->tail.parts = 1;
+        p->tail.part_keys = p->keys;
+        p->tail.lists_lse = static_cast<float *>(tail.a.lse);
+        return;
+    }
+    p->lse = static_cast<float *>(tail.a.lse);
+    p->tail.part_tiles = (int)tiles_of_part(stream, tail);
+    attention_place_sums(stream, b.slices, p);
+    p->slices = (int)ceil_div(ceil_div(p->queries, TAIL_GROUP), p->tail.part_tiles);
 }
 
 DsvStatus tail_check(const DsviAttentionTailArgs *args, size_t needed)
@@ -230,11 +331,12 @@ void name_tail(char *variant, const char *why)
     snprintf(variant, DSVI_CUDA_VARIANT_BYTES, "cuda, %s%s", why ? "portable: " : "sm_90a", why ? why : "");
 }
 
-/* Enqueues the forward pass on Hopper: p_c in b.p, and log T_c. */
-DsvStatus forward_on_hopper(DsviStream *stream, const TailShape &tail, const TailBuffers &b,
-                            AttentionProblem p, bool *served)
+/* Enqueues the forward pass of a query tail on Hopper: p_c in b.p, and log T_c. */
+DsvStatus query_forward_on_hopper(DsviStream *stream, const TailShape &tail, const TailBuffers &b,
+                                  AttentionProblem p, bool *served)
 {
-    p.tail.part_keys = (int)choose_part(stream, tail);
+    DSVI_TRY(attention_tail_weights(stream, tail, static_cast<uint32_t *>(b.weights)));
+    p.tail.part_keys = (int)keys_of_part(stream, tail);
     p.tail.parts = (int)ceil_div(p.keys, p.tail.part_keys);
     p.out.data = b.parts;
     p.lse = b.parts_lse;
@@ -245,9 +347,46 @@ DsvStatus forward_on_hopper(DsviStream *stream, const TailShape &tail, const Tai
                                      static_cast<float *>(b.p.data));
 }
 
+/* Enqueues the forward pass of a key tail on Hopper: out, lse and log T_c. */
+DsvStatus key_forward_on_hopper(DsviStream *stream, const TailShape &tail, const TailBuffers &b,
+                                AttentionProblem p, bool *served)
+{
+    use_arguments(stream, tail, b, false, &p);
+    DSVI_TRY(attention_tail_counts(stream, tail, static_cast<uint8_t *>(b.weights)));
+    return attention_key_tail_forward_sm90(stream, p, served);
+}
+
+DsvStatus portable_forward(DsviStream *stream, const TailShape &tail, const TailBuffers &b,
+                           const AttentionProblem &p)
+{
+    DSVI_TRY(attention_tail_weights(stream, tail, static_cast<uint32_t *>(b.weights)));
+    return tail.a.act == DSVI_F32 ? attention_tail_forward_f32(stream, p)
+                                  : attention_tail_forward_bf16(stream, p);
+}
+
+/* Enqueues the backward pass of a query tail on Hopper: dk, dv, and dQ_c in b.dq. */
+DsvStatus query_backward_on_hopper(DsviStream *stream, const TailShape &tail, const TailBuffers &b,
+                                   const AttentionProblem &p, bool *served)
+{
+    DSVI_TRY(attention_tail_gradients(stream, tail, b.g, b.delta));
+    DSVI_TRY(attention_tail_columns(stream, tail, p.tail.padded, static_cast<uint64_t *>(b.weights)));
+    return attention_tail_backward_sm90(stream, p, b.hopper, served);
+}
+
+/* Enqueues the backward pass of a key tail on Hopper: dq, dk and dv. */
+DsvStatus key_backward_on_hopper(DsviStream *stream, const TailShape &tail, const TailBuffers &b,
+                                 AttentionProblem p, bool *served)
+{
+    use_arguments(stream, tail, b, true, &p);
+    DSVI_TRY(attention_tail_counts(stream, tail, static_cast<uint8_t *>(b.weights)));
+    DSVI_TRY(attention_key_tail_backward_sm90(stream, p, b.hopper, served));
+    return *served ? attention_finish_sums(stream, p, tail.a.act, tail.run, tail.a.keys) : DSV_OK;
+}
+
 DsvStatus portable_backward(DsviStream *stream, const TailShape &tail, const TailBuffers &b,
                             const AttentionProblem &p)
 {
+    DSVI_TRY(attention_tail_gradients(stream, tail, b.g, b.delta));
     DSVI_TRY(attention_tail_weights(stream, tail, static_cast<uint32_t *>(b.weights)));
     DSVI_TRY(attention_clear_sums(stream, p));
     DSVI_TRY(tail.a.act == DSVI_F32 ? attention_tail_backward_f32(stream, p)
@@ -283,13 +422,14 @@ DsvStatus attention_tail_fwd(DsviStream *stream, const DsviAttentionTailArgs *ar
     AttentionProblem p = problem_of(stream, tail, b);
     const char *why = hopper_declines_tail(stream, tail, p, false);
     DSVI_TRY(make_means(stream, tail, b));
-    DSVI_TRY(attention_tail_weights(stream, tail, static_cast<uint32_t *>(b.weights)));
     if (!why)
-        DSVI_TRY(forward_on_hopper(stream, tail, b, p, &served));
+        DSVI_TRY(is_key_tail(tail) ? key_forward_on_hopper(stream, tail, b, p, &served)
+                                   : query_forward_on_hopper(stream, tail, b, p, &served));
     if (!served)
-        DSVI_TRY(tail.a.act == DSVI_F32 ? attention_tail_forward_f32(stream, p)
-                                        : attention_tail_forward_bf16(stream, p));
+        DSVI_TRY(portable_forward(stream, tail, b, p));
     name_tail(stream->attention_tail_fwd, served ? nullptr : why ? why : NO_TMA);
+    if (served && is_key_tail(tail))
+        return DSV_OK;
     return attention_tail_join(stream, tail, static_cast<const float *>(b.p.data));
 }
 
@@ -306,14 +446,14 @@ DsvStatus attention_tail_bwd(DsviStream *stream, const DsviAttentionTailArgs *ar
     AttentionProblem p = problem_of(stream, tail, b);
     const char *why = hopper_declines_tail(stream, tail, p, true);
     DSVI_TRY(make_means(stream, tail, b));
-    DSVI_TRY(attention_tail_gradients(stream, tail, b.g, b.delta));
-    if (!why) {
-        DSVI_TRY(attention_tail_columns(stream, tail, p.tail.padded, static_cast<uint64_t *>(b.weights)));
-        DSVI_TRY(attention_tail_backward_sm90(stream, p, &served));
-    }
+    if (!why)
+        DSVI_TRY(is_key_tail(tail) ? key_backward_on_hopper(stream, tail, b, p, &served)
+                                   : query_backward_on_hopper(stream, tail, b, p, &served));
     if (!served)
         DSVI_TRY(portable_backward(stream, tail, b, p));
     name_tail(stream->attention_tail_bwd, served ? nullptr : why ? why : NO_TMA);
+    if (served && is_key_tail(tail))
+        return DSV_OK;
     return attention_tail_spread(stream, tail, static_cast<const float *>(b.dq.data));
 }
 

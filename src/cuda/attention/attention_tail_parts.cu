@@ -115,10 +115,23 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Writes the biases of one group for SLAB_WORDS runs of `run` keys: the logarithm of the number of keys that
- * the list does not name. Grid as for bits_kernel; a line has `line` runs. */
+/* Stores the number of keys of run `run` of a line that the list does not name: its logarithm, as a bias, or
+ * a byte. */
+__device__ __forceinline__ void store_count(float *line, int64_t run, int count)
+{
+    line[run] = count > 0 ? logf((float)count) : -INFINITY;
+}
+
+__device__ __forceinline__ void store_count(uint8_t *line, int64_t run, int count)
+{
+    line[tail_place((int)run)] = (uint8_t)count;
+}
+
+/* Writes the biases, or the counts, of one group for SLAB_WORDS runs of `run` keys. Grid as for bits_kernel;
+ * a line has `line` runs. */
+template <typename T>
 __global__ void __launch_bounds__(THREADS)
-    biases_kernel(const __grid_constant__ DsviLists lists, int64_t count, int64_t run, int line, float *to)
+    counts_kernel(const __grid_constant__ DsviLists lists, int64_t count, int64_t run, int line, T *to)
 {
     __shared__ int left[SLAB_WORDS];
     int64_t first = (int64_t)blockIdx.x * SLAB_WORDS * run, past = min(first + SLAB_WORDS * run, lists.keys);
@@ -141,8 +154,7 @@ __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         int here = min(SLAB_WORDS, line - (int)blockIdx.x * SLAB_WORDS);
         for (int n = threadIdx.x; n < here; n += THREADS)
-            to[list * line + (int64_t)blockIdx.x * SLAB_WORDS + n] = left[n] > 0 ? logf((float)left[n])
-                                                                                 : -INFINITY;
+            store_count(to + list * line, (int64_t)blockIdx.x * SLAB_WORDS + n, left[n]);
     }
 }
 
@@ -446,20 +458,38 @@ int64_t attention_tail_line(const TailShape &tail)
     return round_up(tail.runs, TAIL_KEYS) / (tail.run == 1 ? 32 : 1);
 }
 
+/* Grid of a kernel that writes lines of `line` words for all groups. */
+static dim3 grid_of_lines(const TailShape &tail, int64_t line)
+{
+    return dim3((unsigned)ceil_div(line, SLAB_WORDS), blocks_in_turn(dsvi_lists_count(tail.a.lists)));
+}
+
+template <typename T> static DsvStatus launch_counts(DsviStream *stream, const TailShape &tail, T *to)
+{
+    const DsviLists &lists = *tail.a.lists;
+    int64_t line = attention_tail_line(tail);
+    if (line > 0)
+        DSVI_CUDA_LAUNCH(stream, "attention tail: counts of runs", counts_kernel<T>,
+                         grid_of_lines(tail, line), THREADS, 0, lists, dsvi_lists_count(&lists), tail.run,
+                         (int)line, to);
+    return DSV_OK;
+}
+
 DsvStatus attention_tail_weights(DsviStream *stream, const TailShape &tail, uint32_t *to)
 {
     const DsviLists &lists = *tail.a.lists;
-    int64_t line = attention_tail_line(tail), count = dsvi_lists_count(&lists);
-    dim3 grid((unsigned)ceil_div(line, SLAB_WORDS), blocks_in_turn(count));
-    if (line == 0)
-        return DSV_OK;
-    if (tail.run == 1)
-        DSVI_CUDA_LAUNCH(stream, "attention tail: bits", bits_kernel, grid, THREADS, 0, lists, count,
-                         (int)line, to);
-    else
-        DSVI_CUDA_LAUNCH(stream, "attention tail: biases", biases_kernel, grid, THREADS, 0, lists, count,
-                         tail.run, (int)line, reinterpret_cast<float *>(to));
+    int64_t line = attention_tail_line(tail);
+    if (tail.run > 1)
+        return launch_counts(stream, tail, reinterpret_cast<float *>(to));
+    if (line > 0)
+        DSVI_CUDA_LAUNCH(stream, "attention tail: bits", bits_kernel, grid_of_lines(tail, line), THREADS, 0,
+                         lists, dsvi_lists_count(&lists), (int)line, to);
     return DSV_OK;
+}
+
+DsvStatus attention_tail_counts(DsviStream *stream, const TailShape &tail, uint8_t *to)
+{
+    return launch_counts(stream, tail, to);
 }
 
 DsvStatus attention_tail_columns(DsviStream *stream, const TailShape &tail, int64_t padded, uint64_t *to)

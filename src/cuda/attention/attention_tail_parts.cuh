@@ -31,6 +31,8 @@ DsvStatus attention_tail_means(DsviStream *stream, const TailShape &tail, const 
 int64_t attention_tail_line(const TailShape &tail);
 /* Enqueues: writes the bits (runs of one key) or the biases of all groups to `to`. */
 DsvStatus attention_tail_weights(DsviStream *stream, const TailShape &tail, uint32_t *to);
+/* Enqueues: writes the counts of all groups, as AttentionTail.counts, to `to`. */
+DsvStatus attention_tail_counts(DsviStream *stream, const TailShape &tail, uint8_t *to);
 
 /* Enqueues: writes the bits of all groups, as AttentionTail.columns, to `to`, for `padded` keys. */
 DsvStatus attention_tail_columns(DsviStream *stream, const TailShape &tail, int64_t padded, uint64_t *to);
