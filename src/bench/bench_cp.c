@@ -233,14 +233,6 @@ static DsvStatus measure_costs(Bench *b, DsviCpCosts *costs)
     return dsvi_comm_broadcast(setup->comm, 0, costs, sizeof *costs);
 }
 
-/* Returns the bytes of features of one key of a head, as in dsvi_dit_cp_shape. */
-static double bench_cp_feature_bytes(const DsviCpBench *setup)
-{
-    bool pooled = strcmp(setup->options.lists.selector, "pooled") == 0;
-    int64_t features = pooled ? setup->heads.head_dim : setup->settings.sparse_rank;
-    return (double)features * sizeof(float) / (double)(pooled ? setup->settings.sparse_grain : 1);
-}
-
 static DsvStatus bench_cp_make_plans(Bench *b)
 {
     const DsviCpBench *setup = &b->setup;
@@ -255,7 +247,7 @@ static DsvStatus bench_cp_make_plans(Bench *b)
         .head_dim = setup->heads.head_dim,
         .bound = dsvi_cp_bound(setup->cp),
         .element = (int64_t)dsvi_dtype_size(setup->act),
-        .feature = bench_cp_feature_bytes(setup),
+        .feature = dsvi_sparse_feature_bytes(&setup->settings, setup->heads.head_dim),
         .group = setup->settings.sparse_group,
         .grain = setup->settings.sparse_grain,
         .backward = true,

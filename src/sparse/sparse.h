@@ -174,6 +174,10 @@ double dsvi_sparse_list_density(const DsvConfig *settings, int64_t tokens);
  * fraction of those of dense attention. Lists are at most as dense as sparse.max_density. 1: sparse attention
  * is off, or all lists would be denser, so that all blocks stay dense. */
 double dsvi_sparse_expected_work(const DsvConfig *settings, int64_t tokens);
+/* Returns the bytes of the features of one key of one head, from which lists are selected; ranks that share a
+ * clip exchange them. If several keys share a feature row, it is the bytes of the row divided by their
+ * number. */
+double dsvi_sparse_feature_bytes(const DsvConfig *settings, int64_t head_dim);
 /* Creates the layer from the sparse.* options. Copies `settings`; `log` may be NULL. The backend and
  * shape->cp must outlive the layer. */
 DsvStatus dsvi_sparse_create(DsviBackend *backend, const DsvConfig *settings, const DsviSparseShape *shape,

@@ -114,6 +114,13 @@ double dsvi_sparse_expected_work(const DsvConfig *settings, int64_t tokens)
     return fmin(1, lists + (tail.chunk > 0 ? 1 / (double)(tail.chunk * tail.run) : 0));
 }
 
+double dsvi_sparse_feature_bytes(const DsvConfig *settings, int64_t head_dim)
+{
+    bool pooled = strcmp(settings->sparse_selector, "pooled") == 0;
+    int64_t features = pooled ? head_dim : settings->sparse_rank;
+    return (double)features * sizeof(float) / (double)(pooled ? settings->sparse_grain : 1);
+}
+
 /* Raises sparse.target_density to sparse.min_keys, and sparse.list_memory to what these lists need. */
 static void allow_min_keys(DsviSparse *s)
 {

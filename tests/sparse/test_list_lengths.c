@@ -126,6 +126,19 @@ static void test_expected_work(void **state)
     assert_true(dsvi_sparse_expected_work(&settings, 32760) == 1);
 }
 
+/* What plans reckon with: `sparse.rank` numbers a key, or one mean key for each span. */
+static void test_feature_bytes(void **state)
+{
+    DsvConfig settings;
+    (void)state;
+    dsv_config_defaults(&settings);
+    rig_set(&settings, "sparse.grain=8");
+    rig_set(&settings, "sparse.rank=20");
+    assert_true(dsvi_sparse_feature_bytes(&settings, 128) == 80);
+    rig_set(&settings, "sparse.selector=pooled");
+    assert_true(dsvi_sparse_feature_bytes(&settings, 128) == 64);
+}
+
 /* With prescribed densities every list of a head has the prescribed number of keys. A block without
  * prescribed densities runs dense and is not measured. The guard decides nothing. */
 static void test_prescribed(void **state)
@@ -528,6 +541,7 @@ int main(void)
         cmocka_unit_test(test_min_keys),
         cmocka_unit_test(test_min_keys_of_few_tokens),
         cmocka_unit_test(test_expected_work),
+        cmocka_unit_test(test_feature_bytes),
         cmocka_unit_test(test_prescribed),
         cmocka_unit_test(test_prescribed_by_threshold),
         cmocka_unit_test(test_mass_within_a_density),

@@ -132,14 +132,6 @@ DsviCpClip dsvi_dit_cp_clip(const DsviDitConfig *config, const DsviDitShape *sha
     };
 }
 
-/* Returns the bytes of features that selection exchanges for one key of one head. */
-static double dit_shape_feature_bytes(const DsviDitConfig *config, const DsvConfig *settings)
-{
-    bool pooled = strcmp(settings->sparse_selector, "pooled") == 0;
-    int64_t features = pooled ? config->attention_head_dim : settings->sparse_rank;
-    return (double)features * sizeof(float) / (double)(pooled ? settings->sparse_grain : 1);
-}
-
 /* Returns the bytes of predictor outputs of one token and head, Q_lr and K_lr, that context-parallel ranks
  * exchange in training; 0 for selectors that do not learn from exact scores. */
 static double predictor_bytes(const DsviDitShape *shape, const DsvConfig *settings)
@@ -158,7 +150,7 @@ DsviCpShape dsvi_dit_cp_shape(const DsviDitConfig *config, const DsviDitShape *s
         .heads = config->num_attention_heads,
         .head_dim = config->attention_head_dim,
         .element = (int64_t)dsvi_dtype_size(shape->act),
-        .feature = dit_shape_feature_bytes(config, settings),
+        .feature = dsvi_sparse_feature_bytes(settings, config->attention_head_dim),
         .taught = predictor_bytes(shape, settings),
         .group = settings->sparse_group,
         .grain = settings->sparse_grain,
