@@ -75,6 +75,7 @@ void check_select_features_cases(const DsviBackend *backend)
         {1, 1, 1, 2, 0, 1, 1, 0, 0},      {2, 3, 37, 34, 1, 3, 4, 5, 3},   {1, 2, 130, 64, 5, 7, 16, 16, 0},
         {1, 1, 65, 128, 0, 1, 1, 16, 0},  {1, 2, 100, 96, 2, 1, 64, 0, 0}, {1, 1, 9, 256, 0, 2, 5, 32, 2},
         {2, 1, 40, 32, 50, 1, 3, 256, 0}, {2, 3, 70, 96, 0, 1, 32, 12, 8}, {1, 2, 75, 128, 0, 1, 1, 7, 8},
+        {2, 2, 71, 128, 0, 1, 2, 16, 0},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const RowsShape *s = &shapes[i];
@@ -595,8 +596,9 @@ static void check_part(const DsviBackend *backend, DsviExplore explore)
 
 /* Attention from even to narrow, with sizes near those at which implementations divide the work: vectors,
  * tiles of 256 candidates and 32 proxies, words of 64 spans, 16 slices of groups, proxies per group of 1, 2,
- * 4, 8 and others. In one shape a span has as many keys as two exploration blocks, and there are more such
- * blocks than bits in the span bitmap, rounded up to whole vectors. */
+ * 4, 8 and others. Candidates are single keys, whole spans, and parts of spans, of which the
+ * last span may lack some. In one shape a span has as many keys as two exploration blocks, and there are more
+ * such blocks than bits in the span bitmap, rounded up to whole vectors. */
 void check_select_cases(const DsviBackend *backend, bool coarse)
 {
     static const SelectShape shapes[] = {
@@ -607,6 +609,8 @@ void check_select_cases(const DsviBackend *backend, bool coarse)
         {1, 1, 33, 513, 16, 16, 1, 1, 128, 0},    {1, 2, 64, 400, 32, 4, 1, 1, 16, 9},
         {1, 2, 200, 700, 64, 16, 1, 1, 16, 0.4},  {1, 1, 40, 33000, 16, 16, 128, 128, 4, 1},
         {1, 1, 260, 600, 128, 16, 1, 1, 16, 0.4}, {1, 2, 150, 600, 64, 16, 1, 4, 16, 3},
+        {1, 2, 150, 597, 64, 16, 2, 8, 16, 3},    {1, 1, 40, 4171, 32, 16, 2, 8, 16, 1},
+        {1, 2, 90, 601, 64, 8, 4, 8, 16, 2},
     };
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
         check_select(backend, &shapes[i], i, coarse);
