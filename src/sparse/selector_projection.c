@@ -1,7 +1,7 @@
 /* The projection selector. It projects queries and keys of each head, after norm and RoPE, to `rank`
  * dimensions so that scores are preserved best (projection_solve.h). A proxy (which stands for several
- * queries) is the mean of `chunk` projected queries; every key is a candidate. The selector needs no gradient
- * descent and works from the first step on.
+ * queries) is the mean of `chunk` projected queries; a candidate is the mean of `key_chunk` projected keys.
+ * The selector needs no gradient descent and works from the first step on.
  *
  * The projection is computed from moments of q and k: second moments and means. The moments are gathered from
  * a block's first forward pass, and from one pass every refresh_every steps, each time from about ROWS rows
@@ -124,7 +124,7 @@ static DsvStatus selector_projection_create(const DsvConfig *settings, const Dsv
     p->dim = shape->head_dim;
     p->rank = settings->sparse_rank;
     p->base.features.chunk = settings->sparse_chunk;
-    p->base.features.candidate_keys = 1;
+    p->base.features.candidate_keys = settings->sparse_key_chunk;
     p->base.features.features = p->rank;
     p->base.features.coarse = true;
     p->solver_count = shape->heads < dsvi_threads_count() ? (int)shape->heads : dsvi_threads_count();

@@ -42,6 +42,14 @@ static DsvStatus sparse_check(const DsvConfig *settings, const DsviSparseShape *
     if (settings->sparse_group % settings->sparse_chunk)
         return DSVI_FAIL(DSV_E_USAGE, "sparse.chunk, %lld, does not divide sparse.group, %lld",
                          (long long)settings->sparse_chunk, (long long)settings->sparse_group);
+    if (settings->sparse_grain % settings->sparse_key_chunk)
+        return DSVI_FAIL(DSV_E_USAGE, "sparse.key_chunk, %lld, does not divide sparse.grain, %lld",
+                         (long long)settings->sparse_key_chunk, (long long)settings->sparse_grain);
+    if (settings->sparse_key_chunk > 1 && strcmp(settings->sparse_selector, "projection") != 0)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "sparse.key_chunk is %lld and sparse.selector is %s, expected sparse.key_chunk=1 or "
+                         "sparse.selector=projection",
+                         (long long)settings->sparse_key_chunk, settings->sparse_selector);
     if (settings->sparse_enabled && shape->cp && !dsvi_sparse_has_tail(settings))
         DSVI_TRY(check_ranks(shape->cp));
     DSVI_TRY(dsvi_sparse_check_tail(settings, shape->cp));
@@ -118,7 +126,8 @@ double dsvi_sparse_feature_bytes(const DsvConfig *settings, int64_t head_dim)
 {
     bool pooled = strcmp(settings->sparse_selector, "pooled") == 0;
     int64_t features = pooled ? head_dim : settings->sparse_rank;
-    return (double)features * sizeof(float) / (double)(pooled ? settings->sparse_grain : 1);
+    return (double)features * sizeof(float) /
+           (double)(pooled ? settings->sparse_grain : settings->sparse_key_chunk);
 }
 
 /* Raises sparse.target_density to sparse.min_keys, and sparse.list_memory to what these lists need. */

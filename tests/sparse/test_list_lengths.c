@@ -126,7 +126,7 @@ static void test_expected_work(void **state)
     assert_true(dsvi_sparse_expected_work(&settings, 32760) == 1);
 }
 
-/* What plans reckon with: `sparse.rank` numbers a key, or one mean key for each span. */
+/* What plans reckon with: `sparse.rank` numbers for each mean of keys, or one mean key for each span. */
 static void test_feature_bytes(void **state)
 {
     DsvConfig settings;
@@ -135,6 +135,8 @@ static void test_feature_bytes(void **state)
     rig_set(&settings, "sparse.grain=8");
     rig_set(&settings, "sparse.rank=20");
     assert_true(dsvi_sparse_feature_bytes(&settings, 128) == 80);
+    rig_set(&settings, "sparse.key_chunk=4");
+    assert_true(dsvi_sparse_feature_bytes(&settings, 128) == 20);
     rig_set(&settings, "sparse.selector=pooled");
     assert_true(dsvi_sparse_feature_bytes(&settings, 128) == 64);
 }

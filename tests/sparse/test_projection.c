@@ -1,5 +1,5 @@
-/* The samples of the projection selector: which tokens it samples, how long they count, and how lists treat
- * keys that were never sampled. */
+/* The projection selector: which tokens it samples, how long samples count, how lists treat keys that were
+ * never sampled, and lists from means of keys. */
 #include "sparse/sparse_rig.h"
 
 #include "base/rng.h"
@@ -231,12 +231,86 @@ static void test_unseen_sink(void **state)
     rig_close(&rig);
 }
 
+/* ---- means of keys ---- */
+
+enum { CHUNKED_TOKENS = 2 * 13 * 17, CHUNKED_LISTS = 14, CHUNKED_SPANS = 56 };
+
+/* Fills in keys, multiples of 2^-8, that have the same mean over every `chunk` consecutive keys, whatever
+ * `apart` is: keys of a chunk are equal if it is 0, otherwise they differ in two chunks of three. */
+static void fill_chunks(Rig *rig, int64_t chunk, float apart)
+{
+    float *k = rig->block[0].k;
+    DsviRng rng = {9, DSVI_RNG_TEST, 0};
+    int64_t dim = rig->shape.head_dim;
+    for (int64_t s = 0; s < CHUNKED_TOKENS; s++)
+        for (int64_t d = 0; d < dim; d++) {
+            int64_t number = s / chunk;
+            double mean = floor(256 * dsvi_rng_normal(rng, (uint64_t)(number * dim + d))) / 256;
+            bool whole = number < CHUNKED_TOKENS / chunk;
+            float moved = whole ? apart * (float)(number % 3) : 0;
+            k[s * dim + d] = (float)mean + ((s + d) % 2 == 0 ? moved : -moved);
+        }
+}
+
+/* Runs a step with these keys (fill_chunks) and sets named[n][r] to whether list n names span r. */
+static void list_chunks(Rig *rig, int64_t step, float apart, bool named[CHUNKED_LISTS][CHUNKED_SPANS])
+{
+    DsviAttentionCall pass = rig_pass(rig, 0);
+    fill_chunks(rig, 4, apart);
+    assert_ok(dsvi_sparse_step_begin(rig->sparse, step, true));
+    assert_ok(dsvi_sparse_forward(rig->sparse, 0, &pass));
+    assert_ok(dsvi_sparse_step_end(rig->sparse));
+    const DsviLists *lists = dsvi_sparse_lists(rig->sparse, 0);
+    assert_int_equal(dsvi_lists_count(lists), CHUNKED_LISTS);
+    memset(named, 0, CHUNKED_LISTS * CHUNKED_SPANS);
+    for (int64_t n = 0; n < CHUNKED_LISTS; n++)
+        for (int64_t i = lists->offsets[n]; i < lists->offsets[n + 1]; i++)
+            named[n][lists->spans[i]] = true;
+}
+
+/* Runs step 1, which computes the projection, with equal keys in every chunk of four, and step 2 with keys
+ * that differ from their chunk's mean. Returns how many entries of lists only one of the steps has. */
+static int changed_entries(const char *key_chunk)
+{
+    static Rig rig;
+    static bool equal[CHUNKED_LISTS][CHUNKED_SPANS], apart[CHUNKED_LISTS][CHUNKED_SPANS];
+    int changed = 0;
+    DsvConfig settings = rig_settings();
+    DsviSparseShape shape = rig_shape(1, 1, 1, 32, 2, 13, 17, DSVI_F32);
+    shape.backward = false;
+    rig_set(&settings, "sparse.grain=8");
+    rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.target_density=0.2");
+    rig_set(&settings, "sparse.rank=32");
+    rig_set(&settings, key_chunk);
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_fill(&rig, 5, 0);
+    dsvi_sparse_force(rig.sparse, true);
+    list_chunks(&rig, 1, 0, equal);
+    list_chunks(&rig, 2, 1, apart);
+    for (int i = 0; i < CHUNKED_LISTS * CHUNKED_SPANS; i++)
+        changed += equal[i / CHUNKED_SPANS][i % CHUNKED_SPANS] != apart[i / CHUNKED_SPANS][i % CHUNKED_SPANS];
+    rig_close(&rig);
+    print_message("%s: %d entries changed\n", key_chunk, changed);
+    return changed;
+}
+
+/* With sparse.key_chunk=4 lists depend on the means of four keys only, without it on the single keys. The
+ * clip has 442 tokens, so that the last mean is of two keys. */
+static void test_means_of_keys(void **state)
+{
+    (void)state;
+    assert_int_equal(changed_entries("sparse.key_chunk=4"), 0);
+    assert_true(changed_entries("sparse.key_chunk=1") > 20);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sampled_tokens),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_unseen_sink),
+        cmocka_unit_test(test_means_of_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

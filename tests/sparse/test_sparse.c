@@ -293,18 +293,43 @@ static void test_timed_lists_take_no_list_memory(void **state)
     rig_close(&plain);
 }
 
-static DsvStatus create(const char *assignment, const DsviSparseShape *shape)
+static DsvStatus create_with(const DsvConfig *settings, const DsviSparseShape *shape)
 {
     DsviBackend backend;
     DsviSparse *sparse;
-    DsvConfig settings = rig_settings();
-    rig_set(&settings, assignment);
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
-    DsvStatus status = dsvi_sparse_create(&backend, &settings, shape, NULL, NULL, &sparse);
+    DsvStatus status = dsvi_sparse_create(&backend, settings, shape, NULL, NULL, &sparse);
     assert_true((status == DSV_OK) == (sparse != NULL));
     dsvi_sparse_free(&sparse);
     dsvi_cpu_close(&backend);
     return status;
+}
+
+static DsvStatus create(const char *assignment, const DsviSparseShape *shape)
+{
+    DsvConfig settings = rig_settings();
+    rig_set(&settings, assignment);
+    return create_with(&settings, shape);
+}
+
+static void test_key_chunk_refusals(void **state)
+{
+    static const char *const others[] = {"predictor", "pooled", "window"};
+    DsviSparseShape shape = rig_shape(1, 1, 2, 32, 2, 4, 4, DSVI_F32);
+    DsvConfig settings = rig_settings();
+    (void)state;
+    assert_fails(DSV_E_USAGE, "sparse.key_chunk, 2, does not divide sparse.grain, 1",
+                 create("sparse.key_chunk=2", &shape));
+    rig_set(&settings, "sparse.grain=6");
+    rig_set(&settings, "sparse.key_chunk=3");
+    assert_ok(create_with(&settings, &shape));
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char expected[96];
+        snprintf(settings.sparse_selector, sizeof settings.sparse_selector, "%s", others[i]);
+        snprintf(expected, sizeof expected, "sparse.key_chunk is 3 and sparse.selector is %s, expected ",
+                 others[i]);
+        assert_fails(DSV_E_USAGE, expected, create_with(&settings, &shape));
+    }
 }
 
 static void test_refusals(void **state)
@@ -397,6 +422,7 @@ int main(void)
         cmocka_unit_test(test_no_measured_cost_in_deterministic_mode),
         cmocka_unit_test(test_both_choices_timed),
         cmocka_unit_test(test_timed_lists_take_no_list_memory),
+        cmocka_unit_test(test_key_chunk_refusals),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_watch),

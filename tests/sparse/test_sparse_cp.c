@@ -119,6 +119,17 @@ static void test_grain(void **state)
                    0);
 }
 
+/* The last of the 390 keys make a short span, whose last mean is of two keys. */
+static void test_key_chunk(void **state)
+{
+    (void)state;
+    check_settings(2, 4, (const char *const[]){"sparse.grain=8", "sparse.key_chunk=4", NULL}, 8);
+    check_settings(1, 5,
+                   (const char *const[]){"sparse.grain=16", "sparse.key_chunk=4", "sparse.target_mass=0",
+                                         "sparse.target_density=0.3", NULL},
+                   0);
+}
+
 static void test_explore(void **state)
 {
     static const char *const kinds[] = {"random", "neighbours", "blocks"};
@@ -601,6 +612,7 @@ int main(void)
         cmocka_unit_test(test_by_density_of_a_sample),
         cmocka_unit_test(test_topk),
         cmocka_unit_test(test_grain),
+        cmocka_unit_test(test_key_chunk),
         cmocka_unit_test(test_explore),
         cmocka_unit_test(test_other_selectors),
         cmocka_unit_test(test_f64),

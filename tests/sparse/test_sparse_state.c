@@ -216,6 +216,38 @@ static void test_other_lengths_are_measured(void **state)
     rig_close(&second);
 }
 
+/* Means of another number of keys or queries are another way to choose the keys of the same lists: a resumed
+ * run keeps its measurements, its decisions and the projection, and measures nothing in addition. */
+static void test_other_means_of_keys(void **state)
+{
+    static const char *const assignments[] = {"sparse.chunk=8", "sparse.key_chunk=1", "sparse.key_chunk=4"};
+    static Rig first, resumed;
+    DsvConfig settings = settings_for("projection");
+    DsviSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, DSVI_F32);
+    (void)state;
+    rig_set(&settings, "sparse.grain=8");
+    rig_set(&settings, "sparse.key_chunk=2");
+    rig_set(&settings, "sparse.refresh_every=100");
+    rig_set(&settings, "sparse.profile_every=100");
+    rig_open(&first, "auto", 2, &settings, &shape);
+    rig_fill(&first, 1, 8);
+    rig_step(&first, 1, true);
+    assert_ok(dsvi_sparse_save(first.sparse, path));
+    for (size_t i = 0; i < sizeof assignments / sizeof *assignments; i++) {
+        DsvConfig other = settings;
+        rig_set(&other, assignments[i]);
+        rig_open(&resumed, "auto", 2, &other, &shape);
+        assert_ok(dsvi_sparse_load(resumed.sparse, path));
+        assert_true(rig_same_state(&first, &resumed));
+        rig_fill(&resumed, 2, 8);
+        rig_step(&resumed, 2, true);
+        assert_false(dsvi_sparse_measured(resumed.sparse));
+        assert_non_null(dsvi_sparse_lists(resumed.sparse, 0));
+        rig_close(&resumed);
+    }
+    rig_close(&first);
+}
+
 /* Returns the bytes of device memory that the selector plans. The rig cannot run afterwards, since planning
  * resets the selector's pointers. */
 static size_t selector_bytes(const Rig *rig)
@@ -372,6 +404,7 @@ int main(void)
         cmocka_unit_test(test_what_does_not_fit),
         cmocka_unit_test(test_state_of_version_0_1),
         cmocka_unit_test(test_other_lengths_are_measured),
+        cmocka_unit_test(test_other_means_of_keys),
     };
     snprintf(path, sizeof path, "/tmp/dsv-sparse-state-%d.safetensors", (int)getpid());
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
