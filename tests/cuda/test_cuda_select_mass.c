@@ -9,6 +9,7 @@ static void holds_sinks(void **state)
     (void)state;
     for (int64_t tokens = 8192; tokens <= (test_small() ? 8192 : 131072); tokens *= 4)
         check_select_sink_cases(&gpu_backend, 6, tokens, 16, 16);
+    check_select_sink_cases(&gpu_backend, 6, 8192, 16, 4);
 }
 
 static void holds_trained_heads(void **state)

@@ -596,7 +596,7 @@ static void check_part(const DsviBackend *backend, DsviExplore explore)
 
 /* Attention from even to narrow, with sizes near those at which implementations divide the work: vectors,
  * tiles of 256 candidates and 32 proxies, words of 64 spans, 16 slices of groups, proxies per group of 1, 2,
- * 4, 8 and others. Candidates are single keys, whole spans, and parts of spans, of which the
+ * 4, 8, 16 and others. Candidates are single keys, whole spans, and parts of spans, of which the
  * last span may lack some. In one shape a span has as many keys as two exploration blocks, and there are more
  * such blocks than bits in the span bitmap, rounded up to whole vectors. */
 void check_select_cases(const DsviBackend *backend, bool coarse)
@@ -610,7 +610,9 @@ void check_select_cases(const DsviBackend *backend, bool coarse)
         {1, 2, 200, 700, 64, 16, 1, 1, 16, 0.4},  {1, 1, 40, 33000, 16, 16, 128, 128, 4, 1},
         {1, 1, 260, 600, 128, 16, 1, 1, 16, 0.4}, {1, 2, 150, 600, 64, 16, 1, 4, 16, 3},
         {1, 2, 150, 597, 64, 16, 2, 8, 16, 3},    {1, 1, 40, 4171, 32, 16, 2, 8, 16, 1},
-        {1, 2, 90, 601, 64, 8, 4, 8, 16, 2},
+        {1, 2, 90, 601, 64, 8, 4, 8, 16, 2},      {1, 2, 150, 600, 64, 4, 1, 1, 16, 0.4},
+        {1, 2, 150, 600, 64, 4, 1, 1, 4, 3},      {1, 2, 140, 2065, 16, 1, 1, 8, 4, 1.5},
+        {2, 2, 130, 330, 32, 2, 1, 3, 12, 0.4},
     };
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
         check_select(backend, &shapes[i], i, coarse);

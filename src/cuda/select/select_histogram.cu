@@ -20,6 +20,8 @@ enum {
     PLACE_BITS_LOWEST = 13, /* bin 0 has no lower edge: there the position is estimate / upper edge, from 0 to
                                1, times 2^13 */
     PLACE_MAX = (1 << 14) - 1,
+    BINS_SHARED = 2 * DSVI_SELECT_BINS * sizeof(uint32_t) / sizeof(uint4), /* size of HistogramSink.bins in
+                                                                              shared memory, in uint4 */
     VALUES_MAX =
         1 << 18 /* estimates that a thread block may add: the sum of their positions fits into 32 bits */
 };
@@ -182,20 +184,13 @@ struct BoundedSums {
                      twice */
 };
 
-/* Operands that are the same for all tensor-core products. For each product ptxas would copy constants, and
- * registers that it knows to be equal, into place again. Therefore each word is combined with a zero that
- * ptxas cannot recognise. */
+/* Operands that are the same for all tensor-core products. Each word is combined with a zero that ptxas
+ * cannot recognise (zero_of), so that ptxas does not copy the words into place for each product. */
 struct BoundedConstants {
     uint32_t zero;
     float start[4];
     uint2 minus_ones;
 };
-
-/* Returns 0 in a way that the compiler cannot recognise: the sign bit of `count`, which is never negative. */
-__device__ __forceinline__ uint32_t zero_of(int count)
-{
-    return (uint32_t)(count >> 31);
-}
 
 __device__ __forceinline__ BoundedConstants bounded_constants(const SelectTiles &t)
 {
@@ -376,7 +371,7 @@ __global__ __launch_bounds__(SCORE_THREADS,
     for (int bin = threadIdx.x; bin < 2 * DSVI_SELECT_BINS; bin += SCORE_THREADS)
         count[bin] = 0;
     __syncthreads();
-    walk_estimates<PARTS>(t, at, counted, nullptr, sink);
+    walk_estimates<PARTS>(t, at, counted, shared_memory + BINS_SHARED, sink);
     __syncthreads();
     for (int bin = threadIdx.x; bin < 2 * DSVI_SELECT_BINS; bin += SCORE_THREADS)
         if (count[bin] > 0)
@@ -438,8 +433,9 @@ DsvStatus launch_histogram(DsviStream *stream, const DsviSelectArgs *args, const
     /* With at least this many slices, the estimates that a thread block adds are few enough for 32-bit sums.
      * Slices are multiples of SEGMENT blocks. */
     int64_t slices = ceil_div(t.blocks, VALUES_MAX / (LISTS_EACH * COLUMNS));
-    size_t shared = 2 * DSVI_SELECT_BINS * sizeof(uint32_t);
+    size_t shared = (BINS_SHARED + shared_rows_size(PARTS)) * sizeof(uint4);
     t.slices = slices > t.slices ? (int)slices : t.slices;
+    DSVI_TRY(select_allow_shared(histogram_kernel<PARTS>, shared));
     DSVI_CUDA_LAUNCH(stream, "select histogram", histogram_kernel<PARTS>,
                      (unsigned)(select_row_blocks(p, t) * t.slices), SCORE_THREADS, shared, t,
                      select_counted_spans(args, p), (int)p.groups, (int)args->bin_heads, p.bins);
@@ -453,6 +449,7 @@ DsvStatus count_spans(DsviStream *stream, const DsviSelectArgs *args, const Sele
     case 2: return launch_histogram<2>(stream, args, p);
     case 4: return launch_histogram<4>(stream, args, p);
     case 8: return launch_histogram<8>(stream, args, p);
+    case SHARED_PARTS: return launch_histogram<SHARED_PARTS>(stream, args, p);
     default: return launch_histogram<0>(stream, args, p);
     }
 }

@@ -359,6 +359,7 @@ DsvStatus mark_winners(DsviStream *stream, const DsviSelectArgs *args, const Sel
     case 2: return mark_by_either<2>(stream, args, p);
     case 4: return mark_by_either<4>(stream, args, p);
     case 8: return mark_by_either<8>(stream, args, p);
+    case SHARED_PARTS: return mark_by_either<SHARED_PARTS>(stream, args, p);
     default: return mark_by_either<0>(stream, args, p);
     }
 }

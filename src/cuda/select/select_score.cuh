@@ -51,7 +51,9 @@ enum {
     COLUMN_CHUNK = 2 * WARP, /* number of uint4 that hold one chunk of features of the 32 candidates of a
                                 layer: the operands of two products */
     TERMS = 4, /* number of float4 that hold the terms of one tile of proxies: one for each pair of columns */
-    STAGE_CHUNKS = 16 /* least number of chunks of columns in shared memory at a time */
+    STAGE_CHUNKS = 16, /* least number of chunks of columns in shared memory at a time */
+    SHARED_PARTS = 16  /* number of tiles of proxies of a set that stay in shared memory, because the
+                          registers do not suffice for them */
 };
 
 /* The tiles of proxies (rows) and candidates (columns) over which all kernels that compute scores loop. A
@@ -99,24 +101,25 @@ __device__ __forceinline__ SelectPlace select_place(const SelectTiles &t, int64_
     return at;
 }
 
-/* Returns whether the proxies of a set of groups (`parts` tiles) stay in registers; for each number of tiles
- * for which they do, there are separate kernels. Otherwise proxies are read from the cache again for each
- * block of columns. */
+/* Returns whether the proxies of a set of groups (`parts` tiles) stay in registers or in shared memory; for
+ * each number of tiles for which they do, there are separate kernels. Otherwise proxies are read from the
+ * cache again for each block of columns. */
 __host__ __device__ __forceinline__ bool select_resident(bool coarse, int depths, int parts)
 {
-    return coarse && depths == 1 && (parts == 1 || parts == 2 || parts == 4 || parts == 8);
+    return coarse && depths == 1 &&
+           (parts == 1 || parts == 2 || parts == 4 || parts == 8 || parts == SHARED_PARTS);
 }
 
-/* Returns how many columns of a tile of proxies belong to each group of queries: if proxies stay in
- * registers, as many as the set has tiles, because a product then adds up a group's columns; otherwise one.
- */
+/* Returns how many columns of a tile of proxies belong to each group of queries: if proxies stay in registers
+ * or in shared memory, as many as the set has tiles, but at most all 8, because a product then adds up a
+ * group's columns; otherwise one. */
 __host__ __device__ __forceinline__ int select_columns_each(bool coarse, int depths, int parts)
 {
-    return select_resident(coarse, depths, parts) ? parts : 1;
+    return !select_resident(coarse, depths, parts) ? 1 : parts < SET_GROUPS ? parts : SET_GROUPS;
 }
 
 /* Returns the template argument PARTS of the kernels that compute scores: the number of tiles of a set if
- * proxies stay in registers (select_resident), otherwise 0. */
+ * proxies stay in registers or in shared memory (select_resident), otherwise 0. */
 inline int select_resident_parts(const SelectTiles &t)
 {
     return select_resident(t.coarse, t.depths, t.parts) ? t.parts : 0;
@@ -129,11 +132,25 @@ __host__ __device__ __forceinline__ int stage_size(const SelectTiles &t)
     return t.stage * t.depths * COLUMN_CHUNK;
 }
 
-/* Returns the shared memory of a thread block as a number of uint4: two buffers of one stage of columns
- * each. */
-__host__ __device__ __forceinline__ int select_shared(const SelectTiles &t)
+/* The proxies of a warp's set of groups in shared memory: their features in the order of SelectTiles.rows,
+ * and the numbers to which scores are added in the order of SelectTiles.terms. */
+struct SharedSet {
+    uint2 row[SHARED_PARTS][WARP];
+    float4 start[SHARED_PARTS][TERMS];
+};
+
+/* Returns the size of the proxies in a thread block's shared memory, as a number of uint4. PARTS is the
+ * result of select_resident_parts. */
+__host__ __device__ constexpr int shared_rows_size(int PARTS)
 {
-    return 2 * stage_size(t);
+    return PARTS == SHARED_PARTS ? WARPS * (int)(sizeof(SharedSet) / sizeof(uint4)) : 0;
+}
+
+/* Returns the shared memory of a thread block as a number of uint4: the proxies, if they stay there, and two
+ * buffers of one stage of columns each. */
+inline int select_shared(const SelectTiles &t)
+{
+    return shared_rows_size(select_resident_parts(t)) + 2 * stage_size(t);
 }
 
 /* ---- tensor-core products ---- */
@@ -256,6 +273,14 @@ __device__ __forceinline__ void add_powers_up(float (&x)[4], const uint32_t (&a)
 
 #define HALF_ONE 0x3C00u
 #define BF16_MINUS_ONE 0xBF80u
+
+/* Returns 0 in a way that the compiler cannot recognise: the sign bit of `count`, which is never negative.
+ * ptxas copies constants, and registers that it knows to be equal, into place again for each product. An
+ * operand that is combined with this zero stays in place. */
+__device__ __forceinline__ uint32_t zero_of(int count)
+{
+    return (uint32_t)(count >> 31);
+}
 
 /* Returns an upper bound of |score| (in units of log2) for all coarse scores of a (batch, head): the length
  * of the longest proxy times the length of the longest candidate, plus a margin for rounding. */
