@@ -6,7 +6,8 @@
  *     feed_whole         returns how many blocks, from the first, hold complete spans only; a multiple of
  *                        SEGMENT
  *     feed_span          returns which span is in slot j of this lane in a block
- *     feed_layer         returns the next layer of the slice's blocks
+ *     feed_block         begins a block; called before feed_layer returns the layers of this block
+ *     feed_layer         returns the next layer of the block
  *     feed_segment       returns the next segment; only if a span is one candidate and features are one chunk
  *     segment_columns    returns the columns of the next block of a segment that feed_segment returned */
 #ifndef DSVI_SELECT_FEED_CUH
@@ -104,6 +105,8 @@ __device__ __forceinline__ int feed_span(const SelectFeed &, int block, int j)
     return select_span(block, j);
 }
 
+__device__ __forceinline__ void feed_block(const SelectTiles &, SelectFeed &, int) {}
+
 __device__ __forceinline__ LayerColumns feed_layer(const SelectTiles &t, uint4 *shared, int chunks,
                                                    SelectFeed &f)
 {
@@ -148,9 +151,8 @@ enum { PAIRS = COLUMNS / DSVI_COUNTED_SPANS }; /* pairs of counted spans in a bl
 struct CountedFeed {
     const uint4 *columns; /* features of the candidate keys of the (batch, head), starting with this lane's */
     uint32_t stride, rotation, last_pair;
-    int block, layer;    /* the block of 32 counted spans, and the layer (candidate number in each span), to
-                            provide next */
-    SelectColumns ahead; /* features of the candidates of the next block, loaded one block early */
+    LayerColumns now;    /* feed_layer: where this lane reads the next layer */
+    SelectColumns ahead; /* segment_columns: features of the next block, loaded one block early */
 };
 
 /* Returns by how many pairs of spans the choice of counted spans is rotated for a warp's set of groups: see
@@ -184,12 +186,11 @@ __device__ __forceinline__ int feed_span(const CountedFeed &f, int block, int j)
     return (int)feed_pair(f, block, j / 2) * DSVI_COUNTED_SPANS + j % 2;
 }
 
-/* Returns where this lane reads its columns (features of candidate keys) of one layer of a block of counted
- * spans. Memory has the order of all spans (select_span), in which a pair occupies slots 0 and 1, or 2 and 3,
- * of some lanes. A pair past the end of the columns is replaced by the last pair; mask_columns later discards
- * its result. */
-__device__ __forceinline__ LayerColumns counted_layer(const SelectTiles &t, const CountedFeed &f, int block,
-                                                      int layer)
+/* Returns where this lane reads its columns (features of candidate keys) of the first layer of a block of
+ * counted spans. Memory has the order of all spans (select_span), in which a pair occupies slots 0 and 1, or
+ * 2 and 3, of some lanes. A pair past the end of the columns is replaced by the last pair; mask_columns later
+ * discards its result. */
+__device__ __forceinline__ LayerColumns counted_block(const SelectTiles &t, const CountedFeed &f, int block)
 {
     LayerColumns columns;
 #pragma unroll
@@ -198,7 +199,7 @@ __device__ __forceinline__ LayerColumns counted_layer(const SelectTiles &t, cons
         pair = pair < f.last_pair ? pair : f.last_pair;
         uint32_t within = pair / 2 % SEGMENT, lanes = pair / (2 * SEGMENT) % (WARP / 4);
         uint32_t from = pair / (PAIRS * SEGMENT) * SEGMENT + within;
-        columns.product[i] = f.columns + (int64_t)(from * t.layers + layer) * t.depths * COLUMN_CHUNK +
+        columns.product[i] = f.columns + (int64_t)(from * t.layers) * t.depths * COLUMN_CHUNK +
                              pair % 2 * WARP + lanes * 4;
     }
     return columns;
@@ -213,18 +214,23 @@ __device__ __forceinline__ CountedFeed feed_begin(const SelectTiles &t, const Se
                      c.stride,
                      counted_rotation(c, at),
                      (uint32_t)(c.blocks * PAIRS - 1),
-                     at.begin,
-                     0,
+                     {},
                      {}};
-    f.ahead = load_columns(counted_layer(t, f, at.begin, 0), 0);
+    f.ahead = load_columns(counted_block(t, f, at.begin), 0);
     return f;
+}
+
+__device__ __forceinline__ void feed_block(const SelectTiles &t, CountedFeed &f, int block)
+{
+    f.now = counted_block(t, f, block);
 }
 
 __device__ __forceinline__ LayerColumns feed_layer(const SelectTiles &t, uint4 *, int, CountedFeed &f)
 {
-    LayerColumns columns = counted_layer(t, f, f.block, f.layer);
-    f.layer = f.layer + 1 < t.layers ? f.layer + 1 : 0;
-    f.block += f.layer == 0;
+    LayerColumns columns = f.now;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        f.now.product[i] += t.depths * COLUMN_CHUNK;
     return columns;
 }
 
@@ -238,7 +244,7 @@ __device__ __forceinline__ int feed_segment(const SelectTiles &, uint4 *, Counte
 __device__ __forceinline__ SelectColumns segment_columns(const SelectTiles &t, CountedFeed &f, int, int block)
 {
     SelectColumns columns = f.ahead;
-    f.ahead = load_columns(counted_layer(t, f, block + 1, 0), 0);
+    f.ahead = load_columns(counted_block(t, f, block + 1), 0);
     return columns;
 }
 

@@ -55,6 +55,7 @@ __device__ __forceinline__ void walk_streamed(const SelectTiles &t, const Select
     int whole = feed_whole(t, f);
     for (int block = at.begin; block < at.end; block++) {
         float e[SLOTS][PAIR] = {};
+        feed_block(t, f, block);
         for (int layer = 0; layer < t.layers; layer++) {
             float sum[SLOTS][PAIR] = {};
             add_powers<LINEAR>(t, feed_layer(t, shared, t.depths, f), rows, terms, sum);
@@ -312,6 +313,7 @@ template <ScoreRange RANGE, typename Rows, typename Feed>
 __device__ __forceinline__ void add_layers(const SelectTiles &t, const Rows &rows, int block, int whole,
                                            uint4 *shared, Feed &f, float (&e)[SLOTS][PAIR])
 {
+    feed_block(t, f, block);
     for (int layer = 0; layer < t.layers; layer += Rows::AT_ONCE) {
         SelectColumns a[Rows::AT_ONCE] = {};
         float sum[Rows::AT_ONCE][SLOTS][PAIR] = {};
