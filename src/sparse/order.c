@@ -167,12 +167,13 @@ enum { EDGE = 4 }; /* of a cube */
 
 /* Walks a cube of EDGE x EDGE x EDGE cells in Z-order and skips the cells outside `box`, which is smaller at
  * the edges of the grid. The bits of a cell's number in the cube, from the lowest, are the lowest bits of
- * column, row and frame, then the next ones. */
+ * frame, row and column, then the next ones. So two consecutive keys are one place in consecutive frames,
+ * whose mean chooses keys better than the mean of neighbours in a row (sparse.key_chunk, docs/sparse.md). */
 static void walk_z(Walk *walk, Cell start, const int64_t box[3])
 {
     for (int cell = 0; cell < EDGE * EDGE * EDGE; cell++) {
-        int64_t column = (cell & 1) | (cell >> 2 & 2), row = (cell >> 1 & 1) | (cell >> 3 & 2),
-                frame = (cell >> 2 & 1) | (cell >> 4 & 2);
+        int64_t frame = (cell & 1) | (cell >> 2 & 2), row = (cell >> 1 & 1) | (cell >> 3 & 2),
+                column = (cell >> 2 & 1) | (cell >> 4 & 2);
         if (frame < box[0] && row < box[1] && column < box[2])
             order_visit(walk, (Cell){{start.at[0] + frame, start.at[1] + row, start.at[2] + column}});
     }

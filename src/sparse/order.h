@@ -9,7 +9,7 @@
  *     cube       cubes of 4 x 4 x 4 tokens in raster order, raster order inside; cubes at the edges may be
  *                smaller
  *     zcube      the same cubes, but Z-order (Morton order) inside: every 8 tokens of a complete cube are a
- *                cube of 2 x 2 x 2
+ *                cube of 2 x 2 x 2; from the lowest bit: frame, row, column, then the next bits
  * Every order is a bijection for every grid. */
 #ifndef DSVI_ORDER_H
 #define DSVI_ORDER_H

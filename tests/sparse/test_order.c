@@ -205,10 +205,10 @@ static void test_z_order(void **state)
     (void)state;
     int32_t *order = make("zcube", grid), *cubes = make("cube", grid);
     for (int cell = 0; cell < 8; cell++)
-        assert_int_equal(order[cell], cell / 4 * 54 + cell / 2 % 2 * 9 + cell % 2);
-    assert_int_equal(order[8], 2);
+        assert_int_equal(order[cell], cell / 4 + cell / 2 % 2 * 9 + cell % 2 * 54);
+    assert_int_equal(order[8], 108);
     assert_int_equal(order[16], 18);
-    assert_int_equal(order[32], 108);
+    assert_int_equal(order[32], 2);
     /* Both orders have the same cubes: 64 tokens, 64 tokens, and 16 tokens of a cube one column wide. */
     const int sizes[] = {64, 64, 16};
     for (int cube = 0, first = 0; cube < 3; first += sizes[cube++]) {
@@ -220,8 +220,8 @@ static void test_z_order(void **state)
         assert_int_equal(sum[0], sum[1]);
     }
     assert_int_equal(order[128], 8);
-    assert_int_equal(order[129], 17);
-    assert_int_equal(order[130], 62);
+    assert_int_equal(order[129], 62);
+    assert_int_equal(order[130], 17);
     free(order);
     free(cubes);
 }
