@@ -3,12 +3,15 @@
  * A selector estimates the attention of each group of queries to every candidate. A candidate stands for
  * `candidate_keys` consecutive keys: a single key, a part of a span or a span. The last candidate may stand
  * for fewer keys and weighs as much as the others. All selectors have the same form: P proxies stand for the
- * queries of a group, each proxy and each candidate has R features, and z_pc = scale f_p . f_c        a_pc =
- * exp(z_pc - lse_p)        (softmax over all candidates) e_gc = sum over the group's proxies of w_p a_pc
- * (w_p: fraction of the group's queries) e_gc is the estimated mean attention of the group to candidate c.
- * Its sum over c is 1. The selectors differ in their features: projection: q and k, projected to R dimensions
- * per head; a proxy is the mean of `chunk` queries, a candidate the mean of `candidate_keys` keys predictor:
- * the learned low-rank Q_lr, K_lr pooled:     mean k of a span and mean q of the group, in all D dimensions
+ * queries of a group, each proxy and each candidate has R features, and
+ *     z_pc = scale f_p . f_c        a_pc = exp(z_pc - lse_p)        (softmax over all candidates)
+ *     e_gc = sum over the group's proxies of w_p a_pc               (w_p: fraction of the group's queries)
+ * e_gc is the estimated mean attention of the group to candidate c. Its sum over c is 1. The selectors differ
+ * in their features:
+ *     projection: q and k, projected to R dimensions per head; a proxy is the mean of `chunk` queries, a
+ *                 candidate the mean of `candidate_keys` keys
+ *     predictor:  the learned low-rank Q_lr, K_lr
+ *     pooled:     mean k of a span and mean q of the group, in all D dimensions
  *     window selector: positions
  * The estimate e_gr of span r of the lists is the sum of the estimates of the span's candidates.
  *
