@@ -53,12 +53,14 @@ typedef struct DsviAttentionTailArgs {
     DsviAttentionArgs attention;
     int64_t chunk;  /* queries of a proxy; divides attention.lists->group */
     int64_t run;    /* keys of a mean key, >= 1 */
-    void *tail_lse; /* (B, N, chunks) acc: log T_c, -inf if the list of the chunk is full; written by forward,
-                     * read by backward */
+    void *tail_lse; /* (B, N, chunks) acc: log T_c, -inf if the list of the chunk is full, or if the tail's
+                     * share of the whole is below the smallest normal number of acc; written by forward, read
+                     * by backward */
 } DsviAttentionTailArgs;
 
 typedef DsvStatus dsvi_attention_tail_fn(DsviStream *stream, const DsviAttentionTailArgs *args);
-/* Returns the bytes of args->attention.workspace for these shapes. The data pointers are not read. */
+/* Returns the bytes of args->attention.workspace for these shapes. The data pointers are not read. A call
+ * with fewer heads, queries or keys may need more bytes. */
 typedef size_t dsvi_attention_tail_workspace_fn(DsviStream *stream, const DsviAttentionTailArgs *args);
 
 /* Number of chunks of all queries. A chunk lies in one group, because chunk divides the group. */

@@ -41,8 +41,7 @@
  *     QUERY_TAIL    a bit for each query and key says whether P is 0, delta is an argument, and dK and dV are
  *                   added to what dk and dv contain
  *     KEY_TAIL      P is multiplied by the key's count in the tile's group, dQ is added to what dq contains,
- *                   and dK and dV of each part of the tiles are written in F32, to a slice of
- * AttentionProblem.sums
+ *                   and dK and dV over a slice of the tiles are written in F32 to a slice of the sums
  *
  * Limits, in cycles of a multiprocessor for 64 queries and 128 keys: products 2560; shared memory 3070
  * (products read 256 KiB; dS and dQ are written and read, 80 KiB; loads write 32 KiB; lse and delta);
@@ -53,6 +52,8 @@
 
 namespace dsvi {
 namespace {
+
+static_assert(Config::QUERIES == TAIL_GROUP && Config::KEYS == TAIL_KEYS, "tiles and blocks of a key tail");
 
 /* State of one consumer, which has 64 keys of each block. Everything else is read from shared memory each
  * time, because registers are full of products. */
@@ -217,16 +218,16 @@ __device__ __forceinline__ void store_sums(const AttentionProblem &a, const Inve
     }
 }
 
-/* Writes the sums of dV, or of dK, in the registers x to the rows of this consumer's keys, in the slice of the
- * tiles' part, with 16 columns in the order of finish_unit (attention_list.cu): four neighbouring elements are
- * two columns of the first 8 and the same two of the next 8. Called after the last step of a block of keys
- * and a part of the tiles. */
+/* Writes the sums of dV, or of dK, in the registers x to the rows of this consumer's keys, in the slice of
+ * the tiles. 16 columns have the order of finish_unit (attention_list.cu): four neighbouring elements
+ * are two columns of the first 8 and the same two of the next 8. Called after the last step of a block of
+ * keys and a slice of the tiles. */
 __device__ __forceinline__ void store_slice(const AttentionProblem &a, const Inverted &t, const Consumer &m,
                                             bool values, const Step &step, const float (&x)[64])
 {
     int lane = lane_anew(), row = m.number * CHUNK_KEYS + warp_anew() * 16 + lane / 4;
     int pair = step.block / t.blocks, key = step.block % t.blocks * Config::KEYS + row;
-    int slice = step.tile % t.tiles / a.tail.part_tiles;
+    int slice = step.tile % t.tiles / a.tail.slice_tiles;
     float *to = sums_of(a, slice, values, pair) + (int64_t)key * a.pitch + lane % 4 * 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -489,7 +490,7 @@ static DsvStatus prepare_queries(DsviStream *stream, const AttentionProblem &a, 
 }
 
 /* Enqueues the main kernel, with a thread block for each multiprocessor or, if these are fewer, for each of
- * `jobs` blocks of keys. */
+ * `jobs` blocks of keys; in a key tail a block of keys counts once for each slice of the tiles. */
 template <TailKind KIND>
 static DsvStatus launch_backward(DsviStream *stream, const AttentionProblem &a, const Inverted &t,
                                  const Schedule &schedule, const InvertedMaps &maps, int jobs)
@@ -569,7 +570,7 @@ DsvStatus attention_key_tail_backward_sm90(DsviStream *stream, const AttentionPr
     DSVI_TRY(make_schedule(stream, a, Config::QUERIES, false, &schedule));
     DSVI_TRY(prepare_queries(stream, a, t, prepare));
     DSVI_TRY(launch_backward<KEY_TAIL>(stream, a, t, schedule, maps,
-                                       t.all * (int)ceil_div(t.tiles, a.tail.part_tiles)));
+                                       t.all * (int)ceil_div(t.tiles, a.tail.slice_tiles)));
     return attention_finish_queries(stream, a, t, KEY_TAIL);
 }
 

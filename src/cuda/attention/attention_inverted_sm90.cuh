@@ -4,8 +4,8 @@
  *
  * With another KIND than NO_TAIL the kernel computes the backward pass of a tail (attention_tail.cuh): all
  * tiles of queries attend to each block of keys, so a tile counts as a group and no inverted list is read. A
- * key tail has few blocks of keys. Its tiles are therefore divided into parts (AttentionTail.part_tiles), and
- * the producer takes a block of keys with the tiles of one part. */
+ * key tail has few blocks of keys. Its tiles are therefore divided into slices (AttentionTail.slice_tiles),
+ * and the producer takes a block of keys with the tiles of one slice. */
 #ifndef DSVI_ATTENTION_INVERTED_SM90_CUH
 #define DSVI_ATTENTION_INVERTED_SM90_CUH
 
@@ -50,16 +50,17 @@ struct Step {
 /* Position of the producer in the sequence of steps that it loads. Only its first warp uses it. */
 struct Cursor {
     Step step;       /* the step to load next */
-    int drawn;       /* position in Inverted.order of the block to process after step.block; in a tail the
-                        block; in a key tail plus Inverted.all times the part of the tiles */
-    int first;       /* in a key tail, the first tile of the part */
-    int count;       /* number of groups of queries whose lists contain the current block of keys */
+    int drawn;       /* position in Inverted.order of the block to process after step.block; in a query tail
+                        the block; in a key tail slice of the tiles x Inverted.all + block */
+    int first;       /* in a key tail, the first tile of the slice */
+    int count;       /* number of groups of queries whose lists contain the current block of keys; in a tail,
+                        of tiles */
     int begin, past; /* the groups are processed cyclically from the one at index `begin` of the block's
                         inverted list; past: how many of these groups are done */
     int group, part; /* the current group, and the index of the current tile among the tiles of this group */
 };
 
-/* Constants of the kernel, for heads of 65 to 128 elements. */
+/* Constants of the kernel, for heads of up to 128 elements. */
 struct Config {
     static constexpr int DIM = TILE_COLUMNS, QUERIES = TILE_QUERIES, KEYS = BLOCK_KEYS, STAGES = 3;
     static constexpr int CONSUMERS = 2, THREADS = (1 + CONSUMERS) * WARPGROUP, WARPS = WARPGROUP / WARP;
@@ -206,20 +207,20 @@ __device__ __forceinline__ float mean_count(const AttentionProblem &a, const Inv
     return __fdividef((float)(offset[a.groups] - offset[0]) * (float)t.blocks_per_span, (float)t.blocks);
 }
 
-/* Returns the number of tiles of a part of a tail's tiles. */
+/* Returns the number of tiles of a slice of a tail's tiles; a query tail has one slice. */
 template <TailKind KIND>
-__device__ __forceinline__ int tiles_in_part(const AttentionProblem &a, const Inverted &t)
+__device__ __forceinline__ int tiles_in_slice(const AttentionProblem &a, const Inverted &t)
 {
-    return KIND == KEY_TAIL ? a.tail.part_tiles : t.tiles;
+    return KIND == KEY_TAIL ? a.tail.slice_tiles : t.tiles;
 }
 
-/* Returns the number of blocks of keys to process; in a tail, times the number of parts of the tiles. */
+/* Returns the number of blocks of keys to process; in a tail, times the number of slices of the tiles. */
 template <TailKind KIND>
 __device__ __forceinline__ int blocks_to_process(const AttentionProblem &a, const Inverted &t)
 {
     if constexpr (KIND == NO_TAIL)
         return *t.listed;
-    int each = tiles_in_part<KIND>(a, t);
+    int each = tiles_in_slice<KIND>(a, t);
     return t.all * ((t.tiles + each - 1) / each);
 }
 
@@ -234,7 +235,7 @@ __device__ __forceinline__ void begin_block(const AttentionProblem &a, const Inv
     unsigned clock = 0;
     h->step.block = KIND == NO_TAIL ? t.order[h->drawn] : KIND == KEY_TAIL ? h->drawn % t.all : h->drawn;
     h->step.keys = a.keys - h->step.block % t.blocks * Config::KEYS;
-    int each = tiles_in_part<KIND>(a, t);
+    int each = tiles_in_slice<KIND>(a, t);
     h->first = KIND == KEY_TAIL ? h->drawn / t.all * each : 0;
     h->count = KIND == NO_TAIL ? t.counts[h->step.block] : min(each, t.tiles - h->first);
     if (threadIdx.x == 0) {

@@ -41,10 +41,11 @@ struct AttentionTail {
     /* The forward pass on Hopper divides the keys into parts of part_keys keys, the last of which may be
      * short: out is (pairs, parts, queries, pitch of out) and lse (pairs, parts, queries). */
     int parts, part_keys;
-    /* Key tails on Hopper. Forward: (pairs, queries) lse of the lists, replaced by the lse of the whole.
-     * Backward: the tiles of queries are divided into parts of part_tiles; `sums` has a slice for each. */
+    /* Key tails on Hopper, forward: (pairs, queries) lse of the lists, replaced by the lse of the whole. */
     float *lists_lse;
-    int part_tiles;
+    /* Key tails on Hopper, backward: the tiles of queries are divided into slices of so many tiles, and
+     * `sums` has a slice for each. */
+    int slice_tiles;
 };
 
 struct AttentionProblem {

@@ -97,6 +97,7 @@ template <int DIM_, int CONSUMERS_, int KEYS_, int STAGES_> struct Config {
 
 template <int DIM> using Wide = Config<DIM, 2, 128, DIM == 128 ? 3 : 6>;
 template <int DIM> using Narrow = Config<DIM, 1, 64, DIM == 128 ? 3 : 6>;
+static_assert(TAIL_ROWS == 2 * TAIL_GROUP, "a consumer of a key tail has one line of counts");
 static_assert(Wide<64>::QUERIES == TAIL_ROWS && Wide<64>::KEYS == TAIL_KEYS, "tiles of a tail");
 
 /* Addresses of a thread block's barriers. */
@@ -308,7 +309,9 @@ template <int N> __device__ __forceinline__ void mask(float (&s)[N], int count)
 /* Adds the scores s of one step to the online softmax: s becomes the probabilities relative to the largest
  * score so far, and `rescale` the factor for sums over earlier steps, which is exactly 1 where the largest
  * score stays the same. `scale` includes log2 e. Each row has two independent chains of additions, to hide
- * their latency. In a query tail all scores may be -inf. */
+ * their latency. In a query tail all scores may be -inf. In a key tail a run without keys left out has the
+ * factor 0, but counts in the largest score. The sum may therefore become 0 where the tail's share of the
+ * whole is below 2^-126: the list contains all keys of such a run, so its part of the whole is as large. */
 template <TailKind KIND, int N>
 __device__ __forceinline__ void online_softmax(float (&s)[N], Softmax *softmax, float (&rescale)[2],
                                                float scale, const TailStep<KIND> &weights)
@@ -528,8 +531,8 @@ template <typename Out> __device__ __forceinline__ void store_two(Out *to, float
         *reinterpret_cast<uint32_t *>(to) = pair_bits(x, y);
 }
 
-/* Joins the tail's part of row `query`, which is `factor` times the elements of `out` that this lane has for
- * the row, to out. Weights.from is the share of what out contains. */
+/* Joins a row of the tail, `factor` times the elements of `out` that this lane has for it, to the row at
+ * `to`. share.from is the share of what the row contains, share.part that of the tail. */
 template <int N>
 __device__ __forceinline__ void join_row(const AttentionProblem &a, __nv_bfloat16 *to, int half,
                                          Weights share, float factor, const float (&out)[N])

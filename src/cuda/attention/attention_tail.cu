@@ -4,11 +4,14 @@
  *
  *     workspace    Q_c (pairs, chunks, pitch) act, unless chunks have one query; K_r and V_r (pairs, runs,
  *                  pitch) act, unless runs have one key; bits, biases or counts (AttentionTail)
- *     forward      p_c (pairs, chunks, pitch) F32; on Hopper also p_c and log T_c over parts of the keys
+ *     forward      p_c (pairs, chunks, pitch) F32; for a query tail on Hopper also p_c and log T_c over parts
+ *                  of the keys
  *     backward     G_c (pairs, chunks, pitch) act, D_c (pairs, chunks) F32, dQ_c (pairs, chunks, pitch) F32;
  *                  then the sums of dK_r and dV_r, or the workspace of the kernel for Hopper
- *     key tail on Hopper, in place of the last two
- *                  backward: slices of the sums of dK_r and dV_r; the workspace of the kernel
+ *     the same, key tail on Hopper
+ *                  slices of the sums of dK_r and dV_r, then the workspace of the kernel. The buffers of the
+ *                  portable kernels begin at the same place, for tensors that TMA refuses; the strides that
+ *                  decide this are not known where the workspace is planned.
  *
  * with pitch = D rounded up to 8. Each buffer begins at a multiple of ALIGNED bytes.
  *
@@ -27,14 +30,14 @@ namespace dsvi {
 namespace {
 
 constexpr int64_t ALIGNED = 128, PITCH_UNIT = 8;
-/* Forward on Hopper: largest number of parts into which the keys are divided, and for how many jobs for each
- * multiprocessor keys are divided at most. A job costs as much as JOB_STEPS steps of TAIL_KEYS keys beside
- * its own steps. */
+/* Forward of a query tail on Hopper: largest number of parts into which the keys are divided. Keys are
+ * divided only while there are at most JOBS_EACH jobs for each multiprocessor. A job costs as much as
+ * JOB_STEPS steps of TAIL_KEYS keys beside its own steps. */
 constexpr int64_t PARTS_MAX = 64, JOBS_EACH = 4, JOB_STEPS = 3;
 
-/* Backward of a key tail on Hopper: largest number of parts into which the tiles of queries are divided. A
- * part with a block of keys costs as much as PART_STEPS tiles beside its own. */
-constexpr int64_t SLICES_MAX = 64, PART_STEPS = 4;
+/* Backward of a key tail on Hopper: largest number of slices into which the tiles of queries are divided. A
+ * slice with a block of keys costs as much as SLICE_STEPS tiles beside its own. */
+constexpr int64_t SLICES_MAX = 64, SLICE_STEPS = 4;
 
 /* What a tail keeps in its workspace. */
 struct TailBuffers {
@@ -153,15 +156,15 @@ int64_t jobs_max(const DsviStream *stream, const TailShape &tail)
 
 /* Returns the number of steps of a part when each of `tiles` tiles of work, of `steps` steps, is divided into
  * at most parts_max parts, of which a job has one. Of the divisions with at most jobs_limit jobs, this one is
- * expected to take the least time: rounds of jobs on all multiprocessors, times the length of a job, to which
- * `beside` steps are added. */
+ * expected to take the least time: rounds of jobs on all multiprocessors, times the length of a job, which
+ * is that of its steps and of `fixed_steps` more. */
 int64_t choose_part(const DsviStream *stream, int64_t tiles, int64_t steps, int64_t parts_max,
-                    int64_t jobs_limit, int64_t beside)
+                    int64_t jobs_limit, int64_t fixed_steps)
 {
     int64_t best = steps, least = INT64_MAX;
     for (int64_t parts = 1; parts <= parts_max && parts <= steps; parts++) {
         int64_t each = ceil_div(steps, parts), jobs = tiles * ceil_div(steps, each);
-        int64_t time = ceil_div(jobs, stream->multiprocessors) * (each + beside);
+        int64_t time = ceil_div(jobs, stream->multiprocessors) * (each + fixed_steps);
         if (jobs > jobs_limit || time >= least)
             continue;
         best = each;
@@ -178,17 +181,17 @@ int64_t keys_of_part(const DsviStream *stream, const TailShape &tail)
            TAIL_KEYS;
 }
 
-/* Backward pass of a key tail on Hopper: number of tiles of TAIL_GROUP queries of a part. */
-int64_t tiles_of_part(const DsviStream *stream, const TailShape &tail)
+/* Backward pass of a key tail on Hopper: number of tiles of TAIL_GROUP queries of a slice. */
+int64_t tiles_of_slice(const DsviStream *stream, const TailShape &tail)
 {
     return choose_part(stream, tail.pairs * ceil_div(tail.runs, TAIL_KEYS),
-                       ceil_div(tail.a.queries, TAIL_GROUP), SLICES_MAX, INT64_MAX, PART_STEPS);
+                       ceil_div(tail.a.queries, TAIL_GROUP), SLICES_MAX, INT64_MAX, SLICE_STEPS);
 }
 
-/* Bytes of the sums of dK_r and dV_r of each of the parts of tiles_of_part. */
+/* Bytes of the sums of dK_r and dV_r of all slices. */
 size_t slices_bytes(const DsviStream *stream, const TailShape &tail)
 {
-    int64_t slices = ceil_div(ceil_div(tail.a.queries, TAIL_GROUP), tiles_of_part(stream, tail));
+    int64_t slices = ceil_div(ceil_div(tail.a.queries, TAIL_GROUP), tiles_of_slice(stream, tail));
     return (size_t)slices * attention_sums_bytes(stream, tail.pairs, tail.runs, tail.a.head_dim);
 }
 
@@ -300,9 +303,9 @@ void use_arguments(const DsviStream *stream, const TailShape &tail, const TailBu
         return;
     }
     p->lse = static_cast<float *>(tail.a.lse);
-    p->tail.part_tiles = (int)tiles_of_part(stream, tail);
+    p->tail.slice_tiles = (int)tiles_of_slice(stream, tail);
     attention_place_sums(stream, b.slices, p);
-    p->slices = (int)ceil_div(ceil_div(p->queries, TAIL_GROUP), p->tail.part_tiles);
+    p->slices = (int)ceil_div(ceil_div(p->queries, TAIL_GROUP), p->tail.slice_tiles);
 }
 
 DsvStatus tail_check(const DsviAttentionTailArgs *args, size_t needed)

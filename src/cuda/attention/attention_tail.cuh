@@ -52,8 +52,8 @@ __host__ __device__ __forceinline__ int tail_place(int run)
     return run / TAIL_KEYS * TAIL_KEYS + run % 8 / 2 * (TAIL_KEYS / 4) + run % TAIL_KEYS / 8 * 2 + run % 2;
 }
 
-/* Returns the offset, in 32-bit words, of the bits or biases of the group of row `row`. Rows after the last
- * one have the group of the last row. */
+/* Returns the offset, in elements of the array, of the bits, biases or counts of the group of row `row`. Rows
+ * after the last one have the group of the last row. */
 __device__ __forceinline__ int64_t tail_line(const AttentionProblem &a, int pair, int row)
 {
     const AttentionTail &t = a.tail;
@@ -102,7 +102,7 @@ DsvStatus attention_tail_backward_bf16(DsviStream *stream, const AttentionProble
  *                   AttentionTail.columns, adds to dk and dv, which it rounds twice, and writes dq in F32.
  *     key tail      groups have a multiple of TAIL_GROUP rows, or there is one group; runs have at most
  *                   TAIL_COUNT_MAX keys. Both passes read AttentionTail.counts. Forward reads and replaces
- * out and tail.lists_lse. Backward adds to dq, and writes `sums`. */
+ *                   out and tail.lists_lse. Backward adds to dq, and writes `sums`. */
 DsvStatus attention_tail_forward_sm90(DsviStream *stream, const AttentionProblem &problem, bool *served);
 DsvStatus attention_key_tail_forward_sm90(DsviStream *stream, const AttentionProblem &problem, bool *served);
 DsvStatus attention_tail_backward_sm90(DsviStream *stream, const AttentionProblem &problem, void *workspace,

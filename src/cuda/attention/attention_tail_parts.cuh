@@ -27,7 +27,7 @@ inline DsviHeads compact_heads(const TailShape &tail, void *data, int64_t count)
 DsvStatus attention_tail_means(DsviStream *stream, const TailShape &tail, const DsviHeads &from,
                                int64_t tokens, int64_t width, const DsviHeads &to);
 
-/* Words of the bits, or biases, of one group. */
+/* Elements of a line of bits (32 keys each), biases or counts of one group. */
 int64_t attention_tail_line(const TailShape &tail);
 /* Enqueues: writes the bits (runs of one key) or the biases of all groups to `to`. */
 DsvStatus attention_tail_weights(DsviStream *stream, const TailShape &tail, uint32_t *to);
