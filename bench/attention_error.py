@@ -36,7 +36,7 @@ from side_by_side import add_record_flags, clock, print_table, record_rows, run_
 from torch_blocks import (block_mask, choose_by_share, cube_order, exact_attention, pooled_mass,
                           read_heads)
 
-RULE = ["sparse.order=cube", "sparse.tail=query", "sparse.tail_chunk=64"]
+RULE = ["sparse.order=cube", "sparse.tail=query", "sparse.tail_chunk=64", "sparse.chunk=16"]
 SETTLE_S = 0.06  # a GPU adapts its clock to the power of so many seconds: only then times count
 SCORES = ("mass", "pooled")
 FLEX_TIMES = ("fwd_ms", "bwd_ms", "mask_ms")

@@ -19,7 +19,8 @@ TICKS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1)  # of the density axis
 NEAR = 4.2    # percent over dense, upper limit of the second panel
 POINTS = 160  # points of a curve over time, each a mean over equally many steps
 ORDERS = {"tube": ("o", "tab:blue"), "hilbert": ("s", "tab:red"), "cube": ("D", "tab:orange"),
-          "hilbert3d": ("^", "tab:green"), "blocks of cubes": ("*", "tab:purple"),
+          "zcube": ("d", "tab:olive"), "hilbert3d": ("^", "tab:green"),
+          "blocks of cubes": ("*", "tab:purple"),
           "window": ("X", "tab:brown"), "random": ("P", "tab:gray")}  # kind of lists: marker, colour
 
 
@@ -31,10 +32,10 @@ def read_csv(path):
 # ---- loss against density ----
 
 def kind_of(variant):
-    """Key of ORDERS for a variant. Names without an order mean hilbert; default means cube, and
+    """Key of ORDERS for a variant. Names without an order mean hilbert; default means zcube, and
     default-*, the default of earlier versions, tube."""
     words = variant.split("-")
-    named = {"default": "tube" if len(words) > 1 else "cube", "window": "window", "random": "random",
+    named = {"default": "tube" if len(words) > 1 else "zcube", "window": "window", "random": "random",
              "blocks": "blocks of cubes"}
     return named.get(words[0]) or next((order for order in ORDERS if order in words), "hilbert")
 

@@ -9,13 +9,13 @@ import re
 # target minus 0.05; it sets no bound for single heads. With the order hilbert (FRAME) the tokens of a group
 # are in one frame; variants that name no order use it, except default and default-*.
 # All runs begin with the options BARE, which variants change: lists of at most 20 % of the keys in tubes,
-# with nothing in place of the keys left out.
+# with nothing in place of the keys left out. The configuration files set sparse.chunk.
 BARE = ["sparse.order=tube", "sparse.grain=1", "sparse.tail=none", "sparse.target_mass=0.9",
         "sparse.target_density=0.2", "sparse.min_keys=0", "sparse.max_error=0.35",
         "sparse.max_head_error=0.9", "sparse.dense_finish=0"]
 # The default rule of dsv.
-DEFAULT = ["sparse.order=cube", "sparse.grain=8", "sparse.group=64", "sparse.tail=query",
-           "sparse.tail_chunk=64", "sparse.target_mass=0", "sparse.target_density=0.05",
+DEFAULT = ["sparse.order=zcube", "sparse.grain=8", "sparse.group=64", "sparse.chunk=4", "sparse.tail=key",
+           "sparse.tail_run=64", "sparse.target_mass=0", "sparse.target_density=0.05",
            "sparse.min_keys=1024", "sparse.max_error=0.65", "sparse.max_head_error=1",
            "sparse.dense_finish=0.15"]
 FRAME, TUBE = ["sparse.order=hilbert"], ["sparse.order=tube"]

@@ -15,6 +15,7 @@ static void sparse_settings(DsvConfig *settings)
     snprintf(settings->sparse_order, sizeof settings->sparse_order, "tube");
     snprintf(settings->sparse_tail, sizeof settings->sparse_tail, "none");
     settings->sparse_grain = 1;
+    settings->sparse_chunk = 16;
     settings->sparse_target_mass = 0.9;
     settings->sparse_target_density = 0.2;
     settings->sparse_min_keys = 0;

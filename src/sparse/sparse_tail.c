@@ -24,11 +24,11 @@ bool dsvi_sparse_has_tail(const DsvConfig *settings)
     return settings->sparse_enabled && strcmp(settings->sparse_tail, "none") != 0;
 }
 
-/* sparse.tail_chunk, whose 0 means 64 where that divides a group. */
-static int64_t tail_chunk(const DsvConfig *settings)
+/* Returns sparse.tail_chunk or sparse.tail_run, whose 0 means 64 where that divides a group. */
+static int64_t tail_length(const DsvConfig *settings, int64_t given)
 {
-    if (settings->sparse_tail_chunk > 0)
-        return settings->sparse_tail_chunk;
+    if (given > 0)
+        return given;
     return settings->sparse_group % 64 == 0 ? 64 : settings->sparse_group;
 }
 
@@ -38,7 +38,8 @@ DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings)
          keys = strcmp(settings->sparse_tail, "query") != 0;
     if (!dsvi_sparse_has_tail(settings))
         return (DsviSparseTail){0, 0};
-    return (DsviSparseTail){queries ? tail_chunk(settings) : 1, keys ? settings->sparse_tail_run : 1};
+    return (DsviSparseTail){queries ? tail_length(settings, settings->sparse_tail_chunk) : 1,
+                            keys ? tail_length(settings, settings->sparse_tail_run) : 1};
 }
 
 DsvStatus dsvi_sparse_check_tail(const DsvConfig *settings, const DsviCp *cp)

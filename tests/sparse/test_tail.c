@@ -282,6 +282,25 @@ static void test_guard_watches_the_worst_head(void **state)
     }
 }
 
+/* Without sparse.tail_chunk and sparse.tail_run a tail has means of 64, or of a group. */
+static void test_default_lengths(void **state)
+{
+    static const struct {
+        const char *tail;
+        int64_t group, chunk, run;
+    } cases[] = {{"key", 64, 1, 64},   {"key", 192, 1, 64},  {"key", 32, 1, 32},   {"key", 96, 1, 96},
+                 {"query", 64, 64, 1}, {"query", 96, 96, 1}, {"both", 128, 64, 64}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        DsvConfig settings = rig_settings();
+        snprintf(settings.sparse_tail, sizeof settings.sparse_tail, "%s", cases[i].tail);
+        settings.sparse_group = cases[i].group;
+        DsviSparseTail tail = dsvi_sparse_tail_of(&settings);
+        assert_int_equal(tail.chunk, cases[i].chunk);
+        assert_int_equal(tail.run, cases[i].run);
+    }
+}
+
 static void test_refusals(void **state)
 {
     static const struct {
@@ -418,6 +437,7 @@ int main(void)
         cmocka_unit_test(test_reported_error),
         cmocka_unit_test(test_guard_decides_by_error),
         cmocka_unit_test(test_guard_watches_the_worst_head),
+        cmocka_unit_test(test_default_lengths),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_dense_finish),
         cmocka_unit_test(test_finish_of_all),
