@@ -18,7 +18,9 @@
 #     7m-16k-keys   16,384 tokens, longer lists: 12.5 and 25 % of the keys; and one proxy for every 4 queries
 #     7m-16k-rules, 100m-16k-rules   16,384 tokens, lists of 1,024 keys: orders inside a cube, one proxy for
 #              every 16, 8 and 4 queries, and key tails
-#     7m-tails 4,096 tokens: query tails beside key tails in cubes
+#     7m-keychunk, 100m-keychunk   4,096 tokens, key tails, one proxy for every 4 queries: lists of 1,024 keys
+#              with one score for every 2 keys; 7m-keychunk also has lists of 5 %, with a score for every key,
+#              for every 2 and for every 4
 #     7m-32k   32,768 tokens, lists of 5 and 10 %
 #     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that is constant until the
 #              dense finish begins and then falls to 0 (lr_scheduler=wsd)
@@ -61,10 +63,12 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     size="--height 64 --width 512 --frames 93 --shapes 20" finishes=$all_finishes
     settings="height=64 width=128 train_batch_size=1 data.workers=4 data.cache_mb=2600 validation.clips=16"
     pairs=lists12.5-query64-cube-grain8 ;;
-7m-tails) clips=256 steps=3000 trunk=1800 dense=dense early=
-    pairs="lists5-key64-zcube-grain8 lists2.5-key64-zcube-grain8"
-    alone="lists5-query64-cube-grain8 lists5-key64-cube-grain8 lists5-key16-zcube-grain8
-        lists2.5-query64-cube-grain8 lists5-query64-zcube-grain8" ;;
+7m-keychunk) clips=256 steps=3000 trunk=1800 dense=dense early=
+    pairs=lists25-key64-zcube-grain8-chunk4-keychunk2
+    alone="lists5-key64-zcube-grain8-chunk4 lists5-key64-zcube-grain8-chunk4-keychunk2
+        lists5-key64-zcube-grain8-chunk4-keychunk4" ;;
+100m-keychunk) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
+    pairs=lists25-key64-zcube-grain8-chunk4-keychunk2 ;;
 100m-16k-keys | 100m-16k-rules)
     config=learn_large.yaml clips=160 steps=1600 trunk=960 jobs=3 held=16 early=
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
