@@ -181,10 +181,10 @@ class Lists(unittest.TestCase):
             scores = (exact[0].transpose(1, 2) @ exact[1].permute(0, 2, 3, 1)) / math.sqrt(32)
             self.assertLess(error(lse, scores.masked_fill(~mask, -math.inf).logsumexp(-1)), 1e-6)
 
-    def test_a_tail_of_every_query_is_dense_attention(self):
-        """The default rule's tail stands in for the keys outside the lists. With a chunk of one query it is
+    def test_a_tail_of_every_key_is_dense_attention(self):
+        """The default tail, a key tail, stands in for the keys outside the lists. With a run of one key it is
         exact, whatever the lists hold."""
-        layer = dsv.torch.SparseAttention(1, threads=2, measure_cost=False, min_keys=0, tail_chunk=1)
+        layer = dsv.torch.SparseAttention(1, threads=2, measure_cost=False, min_keys=0, tail_run=1)
         layer.force()
         q, k, v = inputs()
         out = layer(q, k, v, block=0, grid=GRID)
