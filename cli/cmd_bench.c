@@ -25,7 +25,7 @@ static const char attention_text[] =
     "list_error for the lists alone.\n"
     "\n"
     "  dsv bench attention --tokens 8192 --heads 4 --head-dim 64 --density 0.1\n"
-    "  dsv bench attention --group 64 --density 0.05 sparse.tail=query\n"
+    "  dsv bench attention --group 64 --density 0.05 sparse.tail=key\n"
     "  dsv bench attention --heads-from heads.safetensors --target-mass 0.9\n";
 
 static int run_bench_attention(const CliArgs *args)
