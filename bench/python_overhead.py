@@ -35,10 +35,11 @@ TINY = {"num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 64, "num_
 
 
 def sparse_options(args):
-    """Options of lists that hold a fixed fraction of the keys of every block."""
-    return {"group": args.group, "target_mass": 0, "target_density": args.density, "min_keys": 0,
+    """Options of lists of single keys, without a tail, that hold a fixed fraction of every block's keys."""
+    return {"group": args.group, "order": "tube", "grain": 1, "chunk": 16, "tail": "none",
+            "target_mass": 0, "target_density": args.density, "min_keys": 0, "max_density": 1.0,
             "measure_cost": False, "list_memory": args.list_memory, "profile_every": RARE,
-            "refresh_every": RARE, "max_density": 1.0}
+            "refresh_every": RARE}
 
 
 # ---- attention ----

@@ -11,7 +11,7 @@
  * spans of the lists that name keys of R. Every rank begins at a multiple of sparse.tail_run, so that no run
  * of the tail has keys of two ranks, and the runs are those of one rank. The gradients of attention_tail.h
  * are sums of terms w_cr exp(-lse_i), with the lse of the whole: each row's backward pass computes the terms
- * of its own runs, from log T_cR and the lse and out of the whole.
+ * of its own runs, from the lse and out of the whole and, where chunks have several queries, from log T_cR.
  *
  * log T_c of each chunk, or log T_cR of each row and chunk (DsviSparseBlock.tail_lse), is kept from the
  * forward to the backward pass. A recomputed forward pass writes the same bits again. */
