@@ -1,6 +1,7 @@
 """Code shared by the study's programs: clips, checkpoints, and the columns that identify a measured case."""
 import csv
 import json
+import math
 import statistics
 import tarfile
 
@@ -48,8 +49,8 @@ def read_archive(path, file="validation"):
 
 
 def mean_text(values):
-    """Mean and standard deviation of differences in per cent."""
-    if not len(values):
+    """Mean and standard deviation of differences in per cent; - if there are none, or one is not a number."""
+    if not len(values) or any(math.isnan(value) for value in values):
         return "-"
     spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):+.2f}{spread}"

@@ -81,13 +81,15 @@ def gap(metrics, held_out):
 
 
 def add_archive(path, runs):
-    """Adds the runs of an archive to {variant: {seed: Run}}. Returns its study.json."""
+    """Adds the runs of an archive to {variant: {seed: Run}}. Returns its study.json, with the options of the
+    variants that have runs."""
     study, validation = read_archive(path)
     metrics = read_archive(path, "metrics")[1]
     for (variant, seed), lines in validation.items():
         settings = dict(option.split("=", 1) for option in study["options"][variant])
         runs.setdefault(variant, {})[seed] = Run(metrics[variant, seed], lines, settings)
-    return study
+    trained = {variant for variant, _ in validation}
+    return study | {"options": {name: of for name, of in study["options"].items() if name in trained}}
 
 
 def first_own_step(variant, study):
@@ -191,7 +193,6 @@ def main():
     for path in args.archives:
         studies.append(add_archive(path, runs))
         same = all(studies[0][key] == studies[-1][key] for key in ("steps", "trunk", "config", "settings"))
-        # An archive has the options of all variants of learn.py --list, and of others that its calls named.
         if not same or any(options.setdefault(variant, settings) != settings
                            for variant, settings in studies[-1]["options"].items()):
             raise SystemExit(f"tail_table.py: {path} has other steps or options than {args.archives[0]}")
