@@ -59,8 +59,8 @@ typedef struct DsviAttentionTailArgs {
 } DsviAttentionTailArgs;
 
 typedef DsvStatus dsvi_attention_tail_fn(DsviStream *stream, const DsviAttentionTailArgs *args);
-/* Returns the bytes of args->attention.workspace for these shapes. The data pointers are not read. A call
- * with fewer heads, queries or keys may need more bytes. */
+/* Returns the bytes of args->attention.workspace for these shapes. The data pointers are not read. The
+ * bytes suffice for fewer heads too; a call with fewer queries or keys may need more. */
 typedef size_t dsvi_attention_tail_workspace_fn(DsviStream *stream, const DsviAttentionTailArgs *args);
 
 /* Number of chunks of all queries. A chunk lies in one group, because chunk divides the group. */

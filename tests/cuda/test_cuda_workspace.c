@@ -18,7 +18,8 @@ typedef struct Shape {
 
 static const Shape SHAPES[] = {
     {1, 75600, 128, 1, 64, 1},  {1, 32760, 128, 128, 128, 1}, {2, 32760, 72, 1, 16, 1},
-    {1, 4096, 128, 128, 64, 8}, {3, 777, 64, 1, 1, 16},
+    {1, 4096, 128, 128, 64, 8}, {3, 777, 64, 1, 1, 16},       {1, 32760, 128, 8, 1, 64},
+    {1, 75600, 128, 8, 1, 16},
 };
 
 static size_t workspace(Pass pass, bool deterministic, const Shape *shape, int64_t heads, double scale)

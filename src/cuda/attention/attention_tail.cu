@@ -35,9 +35,10 @@ constexpr int64_t ALIGNED = 128, PITCH_UNIT = 8;
  * JOB_STEPS steps of TAIL_KEYS keys beside its own steps. */
 constexpr int64_t PARTS_MAX = 64, JOBS_EACH = 4, JOB_STEPS = 3;
 
-/* Backward of a key tail on Hopper: largest number of slices into which the tiles of queries are divided. A
- * slice with a block of keys costs as much as SLICE_STEPS tiles beside its own. */
-constexpr int64_t SLICES_MAX = 64, SLICE_STEPS = 4;
+/* Backward of a key tail on Hopper: largest number of slices into which the tiles of queries are divided.
+ * They are divided only while there are at most SLICE_JOBS_EACH jobs, a slice with a block of keys each, for
+ * each multiprocessor. A job costs as much as SLICE_STEPS tiles beside its own. */
+constexpr int64_t SLICES_MAX = 64, SLICE_JOBS_EACH = 16, SLICE_STEPS = 4;
 
 /* What a tail keeps in its workspace. */
 struct TailBuffers {
@@ -181,18 +182,28 @@ int64_t keys_of_part(const DsviStream *stream, const TailShape &tail)
            TAIL_KEYS;
 }
 
+int64_t larger_of(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* Backward pass of a key tail on Hopper: number of tiles of TAIL_GROUP queries of a slice. */
 int64_t tiles_of_slice(const DsviStream *stream, const TailShape &tail)
 {
-    return choose_part(stream, tail.pairs * ceil_div(tail.runs, TAIL_KEYS),
-                       ceil_div(tail.a.queries, TAIL_GROUP), SLICES_MAX, INT64_MAX, SLICE_STEPS);
+    int64_t blocks = tail.pairs * ceil_div(tail.runs, TAIL_KEYS);
+    return choose_part(stream, blocks, ceil_div(tail.a.queries, TAIL_GROUP), SLICES_MAX,
+                       larger_of(SLICE_JOBS_EACH * stream->multiprocessors, blocks), SLICE_STEPS);
 }
 
-/* Bytes of the sums of dK_r and dV_r of all slices. */
+/* Bytes of the sums of dK_r and dV_r of all slices: at least what tiles_of_slice needs, and no less than with
+ * fewer heads, because a workspace must also serve calls with fewer heads. */
 size_t slices_bytes(const DsviStream *stream, const TailShape &tail)
 {
-    int64_t slices = ceil_div(ceil_div(tail.a.queries, TAIL_GROUP), tiles_of_slice(stream, tail));
-    return (size_t)slices * attention_sums_bytes(stream, tail.pairs, tail.runs, tail.a.head_dim);
+    int64_t slices = smaller_of(SLICES_MAX, ceil_div(tail.a.queries, TAIL_GROUP));
+    int64_t blocks = larger_of(ceil_div(tail.runs, TAIL_KEYS), 1);
+    int64_t jobs = SLICE_JOBS_EACH * stream->multiprocessors / blocks;
+    int64_t sums = larger_of(tail.pairs, smaller_of(jobs, tail.pairs * slices));
+    return (size_t)sums * attention_sums_bytes(stream, 1, tail.runs, tail.a.head_dim);
 }
 
 /* Number of keys for which the bits of a tile of queries are stored in AttentionTail.columns. */
