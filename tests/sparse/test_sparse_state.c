@@ -178,6 +178,15 @@ static void check_lists_that_do_not_fit(void)
     rig_close(&resumed);
 }
 
+/* Opens a run, trains one step and saves the run's state to `path`. The caller closes the run. */
+static void save_after_a_step(Rig *run, const DsvConfig *settings, const DsviSparseShape *shape)
+{
+    rig_open(run, "auto", 2, settings, shape);
+    rig_fill(run, 1, 8);
+    rig_step(run, 1, true);
+    assert_ok(dsvi_sparse_save(run->sparse, path));
+}
+
 /* A run that is resumed with lists that may hold more or fewer keys measures at once what they hold, and so
  * does a run of a file that does not say how many keys its lists held. The new measurement is not averaged
  * with those of the other lists. */
@@ -189,10 +198,7 @@ static void test_other_lengths_are_measured(void **state)
     (void)state;
     rig_set(&settings, "sparse.profile_every=100");
     rig_set(&settings, "sparse.target_density=0.6");
-    rig_open(&first, "auto", 2, &settings, &shape);
-    rig_fill(&first, 1, 8);
-    rig_step(&first, 1, true);
-    assert_ok(dsvi_sparse_save(first.sparse, path));
+    save_after_a_step(&first, &settings, &shape);
     assert_false(measures_on_resume("seed=1", true));
     assert_true(measures_on_resume("sparse.target_density=0.7", true));
     assert_true(measures_on_resume("sparse.min_keys=100", true));
@@ -229,10 +235,7 @@ static void test_other_means_of_keys(void **state)
     rig_set(&settings, "sparse.key_chunk=2");
     rig_set(&settings, "sparse.refresh_every=100");
     rig_set(&settings, "sparse.profile_every=100");
-    rig_open(&first, "auto", 2, &settings, &shape);
-    rig_fill(&first, 1, 8);
-    rig_step(&first, 1, true);
-    assert_ok(dsvi_sparse_save(first.sparse, path));
+    save_after_a_step(&first, &settings, &shape);
     for (size_t i = 0; i < sizeof assignments / sizeof *assignments; i++) {
         DsvConfig other = settings;
         rig_set(&other, assignments[i]);

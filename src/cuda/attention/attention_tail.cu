@@ -51,6 +51,11 @@ struct TailBuffers {
     size_t bytes;        /* of the workspace */
 };
 
+int64_t larger_of(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 TailShape shape_of(const DsviAttentionTailArgs *args)
 {
     TailShape tail = {};
@@ -151,8 +156,7 @@ int64_t tiles_of_tail(const TailShape &tail)
 /* Number of jobs, each with TAIL_ROWS rows, for whose results the workspace of the forward pass has room. */
 int64_t jobs_max(const DsviStream *stream, const TailShape &tail)
 {
-    int64_t jobs = JOBS_EACH * stream->multiprocessors, tiles = tiles_of_tail(tail);
-    return jobs > tiles ? jobs : tiles;
+    return larger_of(JOBS_EACH * stream->multiprocessors, tiles_of_tail(tail));
 }
 
 /* Returns the number of steps of a part when each of `tiles` tiles of work, of `steps` steps, is divided into
@@ -180,11 +184,6 @@ int64_t keys_of_part(const DsviStream *stream, const TailShape &tail)
     return choose_part(stream, tiles_of_tail(tail), ceil_div(tail.runs, TAIL_KEYS), PARTS_MAX,
                        jobs_max(stream, tail), JOB_STEPS) *
            TAIL_KEYS;
-}
-
-int64_t larger_of(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
 }
 
 /* Backward pass of a key tail on Hopper: number of tiles of TAIL_GROUP queries of a slice. */
@@ -217,7 +216,7 @@ int64_t weights_words(const TailShape &tail, bool columns)
 {
     int64_t lines = dsvi_lists_count(tail.a.lists) * attention_tail_line(tail);
     int64_t words = columns ? 2 * tail.pairs * ceil_div(tail.chunks, 64) * padded_keys(tail) : 0;
-    return words > lines ? words : lines;
+    return larger_of(words, lines);
 }
 
 /* Takes the buffers of the backward pass. */
