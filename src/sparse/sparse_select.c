@@ -23,8 +23,8 @@
  * so that no two ranks get the same seed. */
 static const uint64_t RANK_SEEDS = UINT64_C(1) << 40;
 
-/* smallest number of spans per list that the histogram counts, if the list's keys have as many spans */
-enum { COUNTED_SPANS = 4096 };
+/* For each list the histogram counts spans that hold at least so many keys, or all if there are fewer. */
+enum { COUNTED_KEYS = 4096 };
 
 /* Returns whether lists follow from a count for each head (sparse.rule=topk) instead of a threshold. */
 static bool uses_topk(const DsviSparse *s)
@@ -40,7 +40,8 @@ static int64_t bin_skip(const DsviSparse *s)
 {
     int64_t spans = (s->shape.tokens + s->settings.sparse_grain - 1) / s->settings.sparse_grain;
     int64_t groups = (s->shape.tokens + s->settings.sparse_group - 1) / s->settings.sparse_group;
-    int64_t tiles = (groups + DSVI_COUNTED_GROUPS - 1) / DSVI_COUNTED_GROUPS, stride = spans / COUNTED_SPANS;
+    int64_t tiles = (groups + DSVI_COUNTED_GROUPS - 1) / DSVI_COUNTED_GROUPS,
+            stride = s->shape.tokens / COUNTED_KEYS;
     if (uses_topk(s))
         return spans;
     stride = stride < tiles ? stride : tiles;

@@ -386,25 +386,27 @@ static DsvStatus noted_histogram(DsviStream *stream, const DsviSelectArgs *args)
     return real_histogram(stream, args);
 }
 
-/* The histogram counts about 4,096 spans of each list, but enough that each span is counted by some tile of
- * groups: one span of 2 with 16 tiles, every span with one tile. Other blocks and other steps count other
- * spans. */
+/* The histogram counts spans with about 4,096 keys of each list, but enough that each span is counted by some
+ * tile of groups: of 8,192 keys one span of 2 with 16 tiles, every span with one tile. Other blocks and other
+ * steps count other spans. */
 static void test_sample_of_spans(void **state)
 {
     static const struct {
-        const char *group;
+        const char *group, *grain;
         int64_t skip;
     } cases[] = {
-        {"sparse.group=64", 1},
-        {"sparse.group=1024", 0},
+        {"sparse.group=64", "sparse.grain=1", 1},
+        {"sparse.group=64", "sparse.grain=8", 1},
+        {"sparse.group=1024", "sparse.grain=1", 0},
     };
     static Rig rig;
     DsviSparseShape shape = rig_shape(2, 1, 1, 32, 8, 32, 32, DSVI_F32);
     (void)state;
     shape.backward = false;
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < 3; n++) {
         DsvConfig settings = rig_settings();
         rig_set(&settings, cases[n].group);
+        rig_set(&settings, cases[n].grain);
         rig_set(&settings, "sparse.target_mass=0");
         rig_set(&settings, "sparse.target_density=0.02");
         rig_open(&rig, "auto", 2, &settings, &shape);
