@@ -1,12 +1,12 @@
 /* attention_error: relative error of attention over lists on sampled queries (interface:
  * ops/attention_error.h). The (batch, head) pairs are handled a few at a time: sampled_scores.cuh computes
- * one row of scores per sampled query, proxy_scores_kernel one row per chunk of a sampled query, and then one
- * thread block handles both rows of a query. It replaces the scores by the weights that the values have in
- * the exact output and in the output over lists and tail, and adds up both outputs. All sums have a fixed
- * order.
+ * one row of scores per sampled query; proxy_scores_kernel, if chunks have several queries, one row per chunk
+ * of a sampled query. Then one thread block handles both rows of a query. It replaces the scores by the
+ * weights that the values have in the exact output and in the output over lists and tail, and adds up both
+ * outputs. All sums have a fixed order.
  *
- * The time is bound by reading K and V once per sampled query, mostly from the L2 cache. A measuring step
- * calls this op once per transformer block, so it is kept simple. */
+ * The time is bound by reading V, and K if chunks have several queries, once per sampled query, mostly from
+ * the L2 cache. A measuring step calls this op twice per transformer block, so it is kept simple. */
 #include <math.h>
 
 #include "cuda/common/cuda.h"
@@ -116,25 +116,40 @@ __device__ float block_max(float x, float *shared)
     return warp_max(lane < ERROR_WARPS ? shared[lane] : -INFINITY);
 }
 
-/* Replaces both rows of scores by weights, which are relative to exp(largest). */
+/* Sets in `listed` the weights of all keys in the tail, relative to exp(largest), from the scores of the mean
+ * query with the keys. The score of a run's mean key is the mean of the scores of its keys. A warp handles a
+ * run, or a thread if runs are shorter than a warp. */
+template <typename T>
+__device__ void weigh_tail(const ErrorWork<T> &w, const ErrorList &list, float largest, const float *scores,
+                           float *listed)
+{
+    int team = w.run < WARP ? 1 : WARP, lane = threadIdx.x % team;
+    for (int64_t r = threadIdx.x / team; r * w.run < w.keys; r += ERROR_THREADS / team) {
+        int64_t first = r * w.run, end = first + w.run < w.keys ? first + w.run : w.keys;
+        float sum = 0, count = (float)(end - first);
+        float left = count - (float)(listed_below(list, end) - listed_below(list, first));
+        for (int64_t j = first + lane; j < end; j += team)
+            sum += scores[j];
+        sum = team == WARP ? warp_sum(sum) : sum;
+        float weight = left * expf(sum / count - largest) / count;
+        for (int64_t j = first + lane; j < end; j += team)
+            listed[j] = weight;
+    }
+}
+
+/* Replaces both rows of scores by weights, which are relative to exp(largest). With chunks of one query the
+ * mean query is the query itself, and `listed` has no scores. */
 template <typename T>
 __device__ void weigh(const ErrorWork<T> &w, const ErrorList &list, float largest, float *exact,
                       float *listed)
 {
-    for (int64_t j = threadIdx.x; j < w.keys; j += ERROR_THREADS)
-        exact[j] = expf(exact[j] - largest);
+    if (w.chunk > 0)
+        weigh_tail(w, list, largest, w.chunk == 1 ? exact : listed, listed);
     for (int64_t j = threadIdx.x; j < w.keys && w.chunk == 0; j += ERROR_THREADS)
         listed[j] = 0;
-    for (int64_t r = threadIdx.x; w.chunk > 0 && r * w.run < w.keys; r += ERROR_THREADS) {
-        int64_t first = r * w.run, end = first + w.run < w.keys ? first + w.run : w.keys;
-        float mean = 0, count = (float)(end - first);
-        float left = count - (float)(listed_below(list, end) - listed_below(list, first));
-        for (int64_t j = first; j < end; j++)
-            mean += listed[j] / count;
-        float weight = left * expf(mean - largest) / count;
-        for (int64_t j = first; j < end; j++)
-            listed[j] = weight;
-    }
+    __syncthreads();
+    for (int64_t j = threadIdx.x; j < w.keys; j += ERROR_THREADS)
+        exact[j] = expf(exact[j] - largest);
     __syncthreads();
     for (int64_t i = threadIdx.x; i < list.count * list.grain; i += ERROR_THREADS) {
         int64_t j = (int64_t)list.spans[i / list.grain] * list.grain + i % list.grain;
@@ -146,17 +161,32 @@ __device__ void weigh(const ErrorWork<T> &w, const ErrorList &list, float larges
 
 /* ---- outputs ---- */
 
-/* Computes the results of one sampled query from the weights of all values. A thread adds up one element of
- * both outputs over the keys part, part + parts, part + 2 parts, ... */
-template <typename T>
+/* Adds to the sums of both outputs the elements d .. d + VEC - 1 of the values part, part + parts, ... */
+template <int VEC, typename T>
+__device__ __forceinline__ void add_values(const ErrorWork<T> &w, const T *values, int part, int parts,
+                                           const float *exact, const float *listed, float (&out)[2][VEC])
+{
+#pragma unroll 4
+    for (int64_t j = part; j < w.keys; j += parts) {
+        float value[VEC], of_exact = exact[j], of_listed = listed[j];
+        load(values + j * w.v.token_stride, value);
+#pragma unroll
+        for (int i = 0; i < VEC; i++) {
+            out[0][i] = fmaf(of_exact, value[i], out[0][i]);
+            out[1][i] = fmaf(of_listed, value[i], out[1][i]);
+        }
+    }
+}
+
+/* Computes the results of one sampled query from the weights of all values. `width` threads share the
+ * elements of a value, VEC each; the values are divided among `parts` such teams. */
+template <int VEC, typename T>
 __device__ void compare_outputs(const ErrorWork<T> &w, int64_t row, int64_t pair, const float *exact,
                                 const float *listed, float *shared)
 {
-    __shared__ float sum[2][ERROR_THREADS];
-    int width = (int)ceil_div(w.dim, WARP) * WARP, parts = ERROR_THREADS / width;
-    int d = threadIdx.x % width, part = threadIdx.x / width;
-    const T *values = rows_of_pair(w.v, pair, w.heads);
-    float out[2] = {0, 0}, total[2] = {0, 0}, difference = 0, expected = 0;
+    __shared__ float sum[2][ERROR_THREADS * VEC];
+    int width = w.dim / VEC, parts = ERROR_THREADS / width, part = threadIdx.x / width;
+    float out[2][VEC] = {}, total[2] = {0, 0}, difference = 0, expected = 0;
     for (int64_t j = threadIdx.x; j < w.keys; j += ERROR_THREADS) {
         total[0] += exact[j];
         total[1] += listed[j];
@@ -165,21 +195,21 @@ __device__ void compare_outputs(const ErrorWork<T> &w, int64_t row, int64_t pair
         total[i] = block_sum(total[i], shared);
         __syncthreads();
     }
-    for (int64_t j = part; j < w.keys && part < parts && d < w.dim; j += parts) {
-        float value = to_float(values[j * w.v.token_stride + d]);
-        out[0] += exact[j] * value;
-        out[1] += listed[j] * value;
-    }
-    sum[0][threadIdx.x] = out[0];
-    sum[1][threadIdx.x] = out[1];
+    if (part < parts)
+        add_values<VEC>(w, rows_of_pair(w.v, pair, w.heads) + threadIdx.x % width * VEC, part, parts, exact,
+                        listed, out);
+    for (int i = 0; i < 2; i++)
+        for (int d = 0; d < VEC; d++)
+            sum[i][threadIdx.x * VEC + d] = out[i][d];
     __syncthreads();
-    if (part == 0 && d < w.dim) {
-        for (int p = 1; p < parts; p++) {
-            out[0] += sum[0][p * width + d];
-            out[1] += sum[1][p * width + d];
+    if (threadIdx.x < w.dim) {
+        float element[2] = {0, 0};
+        for (int p = 0; p < parts; p++) {
+            element[0] += sum[0][p * w.dim + threadIdx.x];
+            element[1] += sum[1][p * w.dim + threadIdx.x];
         }
-        expected = out[0] / total[0];
-        difference = (total[1] > 0 ? out[1] / total[1] : 0) - expected;
+        expected = element[0] / total[0];
+        difference = (total[1] > 0 ? element[1] / total[1] : 0) - expected;
     }
     float error = block_sum(difference * difference, shared);
     __syncthreads();
@@ -190,19 +220,19 @@ __device__ void compare_outputs(const ErrorWork<T> &w, int64_t row, int64_t pair
     }
 }
 
-/* Grid: one block per row. */
-template <typename T> __global__ __launch_bounds__(ERROR_THREADS) void error_kernel(ErrorWork<T> w)
+/* Grid: one block per row. VEC divides the elements of a value. */
+template <int VEC, typename T> __global__ __launch_bounds__(ERROR_THREADS) void error_kernel(ErrorWork<T> w)
 {
     __shared__ float shared[ERROR_WARPS];
     int64_t row = blockIdx.x, pair = w.first_pair + row / w.samples;
     float *exact = w.exact + row * w.keys, *listed = w.listed + row * w.keys, largest = -INFINITY;
     ErrorList list = error_list_of(w, pair, w.sample[row % w.samples]);
     for (int64_t j = threadIdx.x; j < w.keys; j += ERROR_THREADS)
-        largest = fmaxf(largest, w.chunk > 0 ? fmaxf(exact[j], listed[j]) : exact[j]);
+        largest = fmaxf(largest, w.chunk > 1 ? fmaxf(exact[j], listed[j]) : exact[j]);
     largest = block_max(largest, shared);
     __syncthreads();
     weigh(w, list, largest, exact, listed);
-    compare_outputs(w, row, pair, exact, listed, shared);
+    compare_outputs<VEC>(w, row, pair, exact, listed, shared);
 }
 
 /* ---- launching ---- */
@@ -241,16 +271,17 @@ template <typename T> DsvStatus error_pairs(DsviStream *stream, const DsviAttent
                       lists->group,
                       lists->groups,
                       lists->grain};
+    auto *kernel = head_rows_aligned(w.v, w.dim) ? error_kernel<16 / sizeof(T), T> : error_kernel<1, T>;
     SampledScores<T> s = {w.q, w.k, w.sample, w.keys, 0, w.samples, w.heads, w.dim, w.factor, exact};
     for (int64_t first = 0; first < all; first += pairs_max) {
         int64_t pairs = all - first < pairs_max ? all - first : pairs_max;
         unsigned rows = (unsigned)(pairs * args->samples);
         w.first_pair = s.first_pair = first;
         DSVI_TRY(launch_sampled_scores(stream, s, pairs));
-        if (args->chunk > 0)
+        if (args->chunk > 1)
             DSVI_CUDA_LAUNCH(stream, "scores of mean queries", proxy_scores_kernel,
                              dim3(rows, (unsigned)ceil_div(args->keys, PROXY_KEYS)), PROXY_THREADS, 0, w);
-        DSVI_CUDA_LAUNCH(stream, "attention error", error_kernel, rows, ERROR_THREADS, 0, w);
+        DSVI_CUDA_LAUNCH(stream, "attention error", kernel, rows, ERROR_THREADS, 0, w);
     }
     return DSV_OK;
 }
