@@ -60,7 +60,7 @@ namespace {
 
 using namespace hopper;
 
-constexpr int JOBS = 2;
+constexpr int JOBS = 2, CACHE_LINE = 128; /* bytes of a line of the L2 cache */
 /* Numbers of named barriers. ORDER_BARRIER and the next one order the products of the two consumers. */
 enum { ORDER_BARRIER = 1, PRODUCER_BARRIER = 3 };
 
@@ -258,6 +258,18 @@ __device__ __forceinline__ Tile tail_tile(const AttentionProblem &a, const Sched
     return tile;
 }
 
+/* Brings the rows of out that a key tail is joined to into the L2 cache while earlier tiles are computed. */
+template <typename C>
+__device__ __forceinline__ void prefetch_out(const AttentionProblem &a, const Tile &tile)
+{
+    static_assert(C::QUERIES == WARPGROUP, "a thread of the producer has one row");
+    const char *row = reinterpret_cast<const char *>(
+        static_cast<const __nv_bfloat16 *>(a.out.data) + tile.b * a.out.batch_stride +
+        tile.h * a.out.head_stride + (tile.first + threadIdx.x) * a.out.token_stride);
+    for (int byte = 0; byte < 2 * a.dim && threadIdx.x < tile.rows; byte += CACHE_LINE)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + byte));
+}
+
 /* The producer's loop over tiles. The ticket (number) of the next tile is taken while a tile is loaded. There
  * are two slots for tickets: one may be written while a slow warp still reads the other, and the named
  * barrier keeps a warp from lagging further. */
@@ -283,6 +295,8 @@ __device__ __forceinline__ void produce(const AttentionProblem &a, const Schedul
             continue;
         int part = KIND == NO_TAIL ? tile.pair : number / schedule.tiles;
         post_job(&g, {part, tile.first, tile.rows, tile.keys});
+        if constexpr (KIND == KEY_TAIL)
+            prefetch_out<C>(a, tile);
         if (tile.keys > 0)
             produce_tile<C, LOADER>(a, maps, tile, from, &g);
     }
@@ -531,39 +545,56 @@ template <typename Out> __device__ __forceinline__ void store_two(Out *to, float
         *reinterpret_cast<uint32_t *>(to) = pair_bits(x, y);
 }
 
+/* Returns the address of element lane % 4 * 2 of a row of out. */
+template <typename T>
+__device__ __forceinline__ T *row_of_lane(const AttentionProblem &a, const Job &job, int row)
+{
+    return static_cast<T *>(a.out.data) + job.pair / a.heads * a.out.batch_stride +
+           job.pair % a.heads * a.out.head_stride + (int64_t)(job.first + row) * a.out.token_stride +
+           threadIdx.x % 4 * 2;
+}
+
 /* Joins a row of the tail, `factor` times the elements of `out` that this lane has for it, to the row at
- * `to`. share.from is the share of what the row contains, share.part that of the tail. */
+ * `to`, which contains `lists`. share.from is the share of the lists, share.part that of the tail. */
 template <int N>
 __device__ __forceinline__ void join_row(const AttentionProblem &a, __nv_bfloat16 *to, int half,
-                                         Weights share, float factor, const float (&out)[N])
+                                         Weights share, float factor, const uint32_t (&lists)[N / 4],
+                                         const float (&out)[N])
 {
     factor *= share.part;
 #pragma unroll
     for (int j = 0; j < N / 4; j++) {
-        if (8 * j >= a.dim)
-            continue;
-        uint32_t *two = reinterpret_cast<uint32_t *>(to + 8 * j), bits = *two;
-        float x = __uint_as_float(bits << 16), y = __uint_as_float(bits & 0xffff0000u);
+        float x = __uint_as_float(lists[j] << 16), y = __uint_as_float(lists[j] & 0xffff0000u);
         x = share.from > 0 ? share.from * x : 0.f;
         y = share.from > 0 ? share.from * y : 0.f;
-        *two = pair_bits(fmaf(factor, out[4 * j + 2 * half], x), fmaf(factor, out[4 * j + 2 * half + 1], y));
+        if (8 * j < a.dim)
+            *reinterpret_cast<uint32_t *>(to + 8 * j) = pair_bits(fmaf(factor, out[4 * j + 2 * half], x),
+                                                                  fmaf(factor, out[4 * j + 2 * half + 1], y));
     }
 }
 
 /* Joins the key tail of this warpgroup's rows of the tile to out and to the lse of the lists, and writes log
- * T_c. */
+ * T_c. All elements of out are read before the first is replaced, so that the reads wait for memory together.
+ */
 template <typename C>
 __device__ __forceinline__ void join_tile(const AttentionProblem &a, const Job &job, int number,
                                           const float (&out)[C::DIM / 2], const Softmax &softmax)
 {
-    int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
-    __nv_bfloat16 *head = static_cast<__nv_bfloat16 *>(a.out.data) + job.pair / a.heads * a.out.batch_stride +
-                          job.pair % a.heads * a.out.head_stride + lane % 4 * 2;
+    int lane = threadIdx.x % WARP, first = 64 * number + 16 * (threadIdx.x % WARPGROUP / WARP) + lane / 4;
+    uint32_t lists[2][C::DIM / 8];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int j = 0; j < C::DIM / 8; j++) {
+            auto *row = row_of_lane<const __nv_bfloat16>(a, job, first + 8 * half);
+            bool inside = first + 8 * half < job.rows && 8 * j < a.dim;
+            lists[half][j] = inside ? *reinterpret_cast<const uint32_t *>(row + 8 * j) : 0;
+        }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = 64 * number + 16 * warp + 8 * half + lane / 4;
+        int row = first + 8 * half;
         bool inside = row < job.rows;
-        int64_t query = job.first + row, at = (int64_t)job.pair * a.queries + query;
+        int64_t at = (int64_t)job.pair * a.queries + job.first + row;
         float of_lists = inside ? a.tail.lists_lse[at] : 0.f, total = softmax.total[half];
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
@@ -577,7 +608,7 @@ __device__ __forceinline__ void join_tile(const AttentionProblem &a, const Job &
             a.tail.lists_lse[at] = share.lse;
         }
         if (total > 0)
-            join_row(a, head + query * a.out.token_stride, half, share, 1 / total, out);
+            join_row(a, row_of_lane<__nv_bfloat16>(a, job, row), half, share, 1 / total, lists[half], out);
     }
 }
 
