@@ -27,6 +27,9 @@ struct AttentionFinish {
     int64_t run, tokens; /* in a tail: number of tokens of a key, and of all tokens; else 0 */
 };
 
+/* Tokens of a run to which one thread adds, and the largest number of threads that share a run. */
+constexpr int RUN_TOKENS = 16, RUN_THREADS = 64;
+
 constexpr int64_t KEYS_MAX = (int64_t)1 << 30; /* keys, and rows of queries: kernels number them with ints */
 
 /* Writes to UNIT columns of one row of dk or dv `factor` times `sum`, or with ADD adds them to the row. */
@@ -57,12 +60,13 @@ __device__ __forceinline__ void finish_row(T *to, int columns, float factor, boo
 
 /* Finishes UNIT columns of one key: `factor` times the sum over all slices, the copies of the F32 sums to
  * which different thread blocks added, is the row of dk or dv. In a tail the key stands for a run of tokens,
- * to whose rows the result is added in equal parts. */
+ * to whose rows the result is added in equal parts: by this thread to tokens `part`, `part` + `parts`, ... */
 template <typename T, bool TAIL>
 __device__ __forceinline__ void finish_unit(const AttentionProblem &a, const AttentionFinish &f, int pair,
-                                            int64_t key, int column)
+                                            int64_t key, int column, int part, int parts)
 {
-    float sum[UNIT] = {0};
+    int64_t first = TAIL ? key * f.run : key, end = TAIL ? min(first + f.run, f.tokens) : key + 1;
+    float sum[UNIT] = {0}, factor = TAIL ? f.factor / (float)(end - first) : f.factor;
     for (int slice = 0; slice < a.slices; slice++) {
         const float *from = sums_of(a, slice, f.dv, pair) + key * a.pitch + column;
 #pragma unroll
@@ -74,16 +78,15 @@ __device__ __forceinline__ void finish_unit(const AttentionProblem &a, const Att
                 sum[i / 2 * 8 + 2 * t + i % 2] += x[i];
         }
     }
-    int64_t first = TAIL ? key * f.run : key, end = TAIL ? min(first + f.run, f.tokens) : key + 1;
-    float factor = TAIL ? f.factor / (float)(end - first) : f.factor;
     T *to = static_cast<T *>(f.rows.data) + pair / a.heads * f.rows.batch_stride +
-            first * f.rows.token_stride + pair % a.heads * f.rows.head_stride + column;
-    for (int64_t token = first; token < end; token++, to += f.rows.token_stride)
-        finish_row<T, TAIL>(to, a.dim - column, factor, f.chunks, sum);
+            pair % a.heads * f.rows.head_stride + column;
+#pragma unroll 4
+    for (int64_t token = first + part; token < end; token += parts)
+        finish_row<T, TAIL>(to + token * f.rows.token_stride, a.dim - column, factor, f.chunks, sum);
 }
 
 /* Rounds the F32 sums of dK or dV to the type of the output dk or dv. Grid: x covers the keys, with pitch /
- * UNIT threads for each key; y is the (batch, head). */
+ * UNIT threads for each key; y is the (batch, head); z are the threads that share a run of a tail. */
 template <typename T, bool TAIL>
 __global__ void __launch_bounds__(THREADS)
     finish_kernel(const __grid_constant__ AttentionProblem a, const __grid_constant__ AttentionFinish f)
@@ -93,7 +96,7 @@ __global__ void __launch_bounds__(THREADS)
     if (line >= keys || key >= a.keys)
         return;
     for (int pair = blockIdx.y; pair < a.pairs; pair += gridDim.y)
-        finish_unit<T, TAIL>(a, f, pair, key, threadIdx.x % units * UNIT);
+        finish_unit<T, TAIL>(a, f, pair, key, threadIdx.x % units * UNIT, blockIdx.z, gridDim.z);
 }
 
 /* Bytes of the F32 sums of dK and dV of one (batch, head), in one of possibly several copies (slices). */
@@ -218,7 +221,8 @@ template <typename T>
 DsvStatus launch_finish(DsviStream *stream, const AttentionProblem &p, const AttentionFinish &finish)
 {
     int keys = THREADS / (p.pitch / UNIT);
-    dim3 grid((unsigned)ceil_div(p.keys, keys), blocks_in_turn(p.pairs));
+    int64_t parts = finish.run > 0 ? smaller_of(ceil_div(finish.run, RUN_TOKENS), RUN_THREADS) : 1;
+    dim3 grid((unsigned)ceil_div(p.keys, keys), blocks_in_turn(p.pairs), (unsigned)parts);
     auto *kernel = finish.run > 0 ? finish_kernel<T, true> : finish_kernel<T, false>;
     DSVI_CUDA_LAUNCH(stream, "attention: dk and dv from their sums", kernel, grid, THREADS, 0, p, finish);
     return DSV_OK;
