@@ -21,6 +21,8 @@
 #     7m-keychunk, 100m-keychunk   4,096 tokens, key tails, one proxy for every 4 queries: lists of 1,024 keys
 #              with one score for every 2 keys; 7m-keychunk also has lists of 5 %, with a score for every key,
 #              for every 2 and for every 4
+#     7m-run128, 100m-run128   4,096 tokens: key tails with means of 128 keys, lists of 512 and of 256 keys
+#     7m-16k-run128, 100m-16k-run128   16,384 tokens: the same tails, lists of 5 and of 6.25 % of the keys
 #     7m-32k   32,768 tokens, lists of 5 and 10 %
 #     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that is constant until the
 #              dense finish begins and then falls to 0 (lr_scheduler=wsd)
@@ -40,6 +42,7 @@ pairs="lists5 lists10 lists20 lists5-query64 lists5-query16 lists2-query16 lists
     lists5-group128-query32 blocks10 blocks10-coarse"
 longer="lists12.5-query64-cube-grain8 lists25-query64-cube-grain8" all_finishes="-finish -finish10 -finish5"
 early="lists5 lists5-query64 lists5-query16 lists20"
+run128="lists12.5-key128-zcube-grain8-chunk4 lists6.25-key128-zcube-grain8-chunk4"
 case $part in
 pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-query64 ;;
 7m) clips=256 steps=3000 trunk=1800 ;;
@@ -69,7 +72,10 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
         lists5-key64-zcube-grain8-chunk4-keychunk4" ;;
 100m-keychunk) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
     pairs=lists25-key64-zcube-grain8-chunk4-keychunk2 ;;
-100m-16k-keys | 100m-16k-rules)
+7m-run128) clips=256 steps=3000 trunk=1800 dense=dense early= pairs=$run128 ;;
+100m-run128) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
+    pairs=$run128 ;;
+100m-16k-keys | 100m-16k-rules | 100m-16k-run128)
     config=learn_large.yaml clips=160 steps=1600 trunk=960 jobs=3 held=16 early=
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
     dense=dense finishes=$all_finishes
@@ -78,7 +84,7 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
     size="--height 128 --width 512 --frames 93 --shapes 20"
     settings="height=128 width=256 train_batch_size=1 data.workers=4 data.cache_mb=3200 validation.clips=8"
     alone=lists10-query64-cube-grain8 pairs=lists5-query64-cube-grain8 ;;
-7m-16k | 7m-16k-keys | 7m-16k-rules)
+7m-16k | 7m-16k-keys | 7m-16k-rules | 7m-16k-run128)
     clips=160 steps=3000 trunk=1800 jobs=4 held=16 dense=dense early=
     size="--height 128 --width 512 --frames 93 --shapes 20" finishes=$all_finishes
     settings="height=128 width=128 train_batch_size=1 data.workers=4 data.cache_mb=3200 validation.clips=8"
@@ -103,6 +109,9 @@ case $part in *-16k-rules)
         lists6.25-key64-zcube-grain8-chunk4"
     alone="lists6.25-query64-cube-grain8 lists6.25-query64-zcube-grain8 lists6.25-key64-zcube-grain8
         lists6.25-query64-zcube-grain8-chunk4" ;;
+esac
+case $part in *-16k-run128)
+    finishes=-finish pairs=lists5-key128-zcube-grain8-chunk4 alone=lists6.25-key128-zcube-grain8-chunk4 ;;
 esac
 case $part in *-768) pairs=lists18.75-query64-cube-grain8 ;; esac
 case $part in *-wsd) settings="$settings lr_scheduler=wsd lr_decay_steps=$((steps * 15 / 100))" ;; esac

@@ -9,7 +9,7 @@ the runs whose losses are compared. All take the same time with a GPU alone:
 
     dense            steps of dense attention only
     lists            dense attention for a tenth of the steps, then lists of the fraction D of the keys with
-                     query tails
+                     key tails
     lists-dense-end  the same with dense attention in the last 15 % of the steps
     lists-at-once    lists from the first step on
     lists-at-once-dense-end  the same with dense attention in the last 5 % of the steps
@@ -22,9 +22,9 @@ import json
 import pathlib
 import statistics
 
-RULE = ["sparse.order=cube", "sparse.grain=8", "sparse.group=64", "sparse.tail=query", "sparse.tail_chunk=64",
-        "sparse.target_mass=0", "sparse.min_mass=0", "sparse.min_head_mass=0", "sparse.max_density=1",
-        "sparse.max_error=100", "sparse.max_head_error=100"]
+RULE = ["sparse.order=zcube", "sparse.grain=8", "sparse.group=64", "sparse.chunk=4", "sparse.tail=key",
+        "sparse.tail_run=128", "sparse.target_mass=0", "sparse.min_mass=0", "sparse.min_head_mass=0",
+        "sparse.max_density=1", "sparse.max_error=100", "sparse.max_head_error=100"]
 DENSE = ["sparse.enabled=false"]
 WARMUP, FINISH, SHORT_FINISH = 0.1, 0.15, 0.05  # fractions of dense steps at the beginning, and at the end
 USED = 0.8  # fraction of S that is planned; the rest is for starts of programs and held-out losses
