@@ -43,14 +43,6 @@ static DsvStatus bench_cp_setup_make_settings(DsviCpBench *b)
     return dsvi_bench_set(s, "sparse.max_density=%.17g", densest(b));
 }
 
-static int64_t bench_cp_setup_common_multiple(int64_t a, int64_t b)
-{
-    int64_t multiple = a;
-    while (multiple % b)
-        multiple += a;
-    return multiple;
-}
-
 static DsvStatus bench_cp_setup_make_cp(DsviCpBench *b)
 {
     int64_t ranks = dsvi_comm_size(b->comm), rows = b->heads.tokens * b->heads.heads;
@@ -58,7 +50,7 @@ static DsvStatus bench_cp_setup_make_cp(DsviCpBench *b)
         .tokens = b->heads.tokens,
         .heads = b->heads.heads,
         .blocks = 1,
-        .unit = bench_cp_setup_common_multiple(b->settings.sparse_group, b->settings.sparse_grain),
+        .unit = dsvi_sparse_unit(&b->settings),
         .rows_max = (int64_t)(b->settings.cp_room * (double)rows / (double)ranks),
     };
     DSVI_TRY(dsvi_cp_group_create(&b->backend, b->comm, 0, &b->group));

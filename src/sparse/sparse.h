@@ -167,6 +167,9 @@ bool dsvi_sparse_finishing(const DsviSparse *sparse);
 /* Return whether the options ask for a tail, and the tail that they name. */
 bool dsvi_sparse_has_tail(const DsvConfig *settings);
 DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings);
+/* Returns the number of tokens at whose multiples ranks may divide a clip (DsviCpClip.unit). No group, span
+ * or run of a tail then has tokens of two ranks. */
+int64_t dsvi_sparse_unit(const DsvConfig *settings);
 /* Returns the fraction of `tokens` keys that the lists of a block may hold, as mean over its heads:
  * sparse.target_density, or sparse.min_keys if those are more. 0: no limit. */
 double dsvi_sparse_list_density(const DsvConfig *settings, int64_t tokens);

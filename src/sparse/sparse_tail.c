@@ -42,6 +42,21 @@ DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings)
                             keys ? tail_length(settings, settings->sparse_tail_run) : 1};
 }
 
+static int64_t common_multiple(int64_t a, int64_t b)
+{
+    int64_t multiple = a;
+    while (multiple % b)
+        multiple += a;
+    return multiple;
+}
+
+int64_t dsvi_sparse_unit(const DsvConfig *settings)
+{
+    int64_t spans = settings->sparse_enabled ? settings->sparse_grain : 1;
+    int64_t run = dsvi_sparse_has_tail(settings) ? dsvi_sparse_tail_of(settings).run : 1;
+    return common_multiple(common_multiple(settings->sparse_group, spans), run);
+}
+
 DsvStatus dsvi_sparse_check_tail(const DsvConfig *settings, const DsviCp *cp)
 {
     DsviSparseTail tail = dsvi_sparse_tail_of(settings);

@@ -428,12 +428,9 @@ static DsvStatus work_in_group(const Shared *shared, DsviBackend *backend, DsviC
     const CpRun *run = shared->run;
     DsviCpGroup *group = NULL;
     DsviCp *cp = NULL;
-    int64_t unit = run->settings.sparse_group, of_tail = dsvi_sparse_tail_of(&run->settings).run;
-    while (unit % run->settings.sparse_grain || (of_tail && unit % of_tail))
-        unit += run->settings.sparse_group;
     DsviCpClip shape = {.tokens = run->shape.tokens,
                         .heads = run->shape.heads,
-                        .unit = unit,
+                        .unit = dsvi_sparse_unit(&run->settings),
                         .blocks = run->shape.blocks,
                         .rows_max = run->uneven ? run->shape.tokens * run->shape.heads : 0};
     DsvStatus status;

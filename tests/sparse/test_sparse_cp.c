@@ -577,6 +577,7 @@ static DsvStatus create_on_first_of(int64_t ranks, const char *tail)
     DsvConfig settings = rig_settings();
     DsviSparseShape shape = rig_shape(1, 1, 2, 32, 1, 32, 80, DSVI_F32);
     rig_set(&settings, tail);
+    rig_set(&settings, "sparse.tail_run=32");
     DsviCpClip of = {.tokens = 32 * 80, .heads = 2, .unit = 32, .blocks = 1};
     assert_ok(dsvi_cpu_open("auto", 1, &backend));
     assert_ok(dsvi_comm_local_create(ranks, 60, comm));

@@ -21,6 +21,7 @@ static CpRun make_run(const char *tail, int64_t batch, int64_t heads)
     rig_set(&run.settings, "sparse.profile_samples=13");
     rig_set(&run.settings, "sparse.target_density=0.2");
     rig_set(&run.settings, "sparse.tail_chunk=16");
+    rig_set(&run.settings, "sparse.tail_run=16");
     rig_set(&run.settings, tail);
     return run;
 }

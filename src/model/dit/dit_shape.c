@@ -110,23 +110,12 @@ int64_t dsvi_dit_tokens(const DsviDitConfig *config, const DsviDitShape *shape)
            (shape->width / config->patch[2]);
 }
 
-static int64_t dit_shape_common_multiple(int64_t a, int64_t b)
-{
-    int64_t multiple = a;
-    while (multiple % b)
-        multiple += a;
-    return multiple;
-}
-
 DsviCpClip dsvi_dit_cp_clip(const DsviDitConfig *config, const DsviDitShape *shape, const DsvConfig *settings)
 {
-    int64_t grain = settings->sparse_enabled ? settings->sparse_grain : 1;
-    int64_t run = dsvi_sparse_has_tail(settings) ? dsvi_sparse_tail_of(settings).run : 1;
-    int64_t lists = dit_shape_common_multiple(settings->sparse_group, grain);
     return (DsviCpClip){
         .tokens = dsvi_dit_tokens(config, shape),
         .heads = config->num_attention_heads,
-        .unit = dit_shape_common_multiple(lists, run),
+        .unit = dsvi_sparse_unit(settings),
         .blocks = config->num_layers,
         .head_ranks = settings->cp_heads,
     };
