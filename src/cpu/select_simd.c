@@ -11,8 +11,8 @@
  * span numbers. */
 #include <math.h>
 
-#include "base/rng.h"
 #include "base/threads.h"
+#include "cpu/select_choice.h"
 #include "cpu/simd_fill.h"
 #include "cpu/simd_math.h"
 #include "cpu/simd_rows.h"
@@ -21,8 +21,7 @@
 enum {
     BLOCK_PROXIES = 32,  /* proxies in one product */
     BLOCK_COLUMNS = 256, /* candidates in one product */
-    SLICES = 16,         /* parts into which the groups of a (batch, head) are divided for the histograms */
-    WORD = 64            /* spans whose bits are stored in one word */
+    SLICES = 16          /* parts into which the groups of a (batch, head) are divided for the histograms */
 };
 
 /* The transposed candidates of some spans of one (batch, head). */
@@ -55,15 +54,6 @@ typedef struct Scratch {
                       * unused if all spans are counted */
     uint64_t *draws; /* random bits of exploration: one for each span, or for each block of keys */
 } Scratch;
-
-/* Returns the largest number of units among which exploration draws for a list. A unit is a span or a block
- * of 64 keys. With a large grain there are more blocks than spans. */
-static int64_t units_max(const DsviSelectArgs *args)
-{
-    int64_t blocks = (args->keys + DSVI_EXPLORE_BLOCK - 1) / DSVI_EXPLORE_BLOCK,
-            spans = dsvi_select_spans(args);
-    return blocks > spans ? blocks : spans;
-}
 
 static Columns select_columns_of(const DsviSelectArgs *args, int64_t spans, int64_t last_span,
                                  float *transposed)
@@ -109,7 +99,7 @@ static Columns columns_of_pair(const Select *s, int64_t pair)
 static size_t select_scratch_layout(const Select *s, float *base, Scratch *scratch)
 {
     size_t used = 0;
-    int64_t draw_words = (units_max(s->args) + WORD - 1) / WORD;
+    int64_t draw_words = dsvi_choose_words(dsvi_explore_units_max(s->args));
     scratch->proxies = dsvi_take_floats(base, &used, BLOCK_PROXIES * s->args->features);
     scratch->scores = dsvi_take_floats(base, &used, BLOCK_PROXIES * BLOCK_COLUMNS);
     scratch->estimate = dsvi_take_floats(base, &used, s->team * s->all.width);
@@ -145,7 +135,7 @@ static size_t select_layout(const DsviSelectArgs *args, char *base, Select *s)
                   .spans = dsvi_select_spans(args),
                   .team = team_groups(args)};
     s->all = select_columns_of(args, s->spans, s->spans - 1, NULL);
-    s->words = (s->spans + WORD - 1) / WORD;
+    s->words = dsvi_choose_words(s->spans);
     size_t bins = (size_t)s->pairs * SLICES * DSVI_SELECT_BINS * sizeof(double);
     size_t lists = (size_t)(s->pairs * s->groups);
     s->worker_floats = select_scratch_layout(s, NULL, &scratch);
@@ -495,123 +485,18 @@ static DsvStatus cpu_select_histogram(DsviStream *stream, const DsviSelectArgs *
     return DSV_OK;
 }
 
-/* Returns the float with these bits. The bits of non-negative floats order like the floats. */
-static float float_of_bits(int32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static int64_t count_from(const float *estimate, int64_t spans, float cut)
-{
-    int32_t count = 0;
-    for (int64_t r = 0; r < spans; r++)
-        count += estimate[r] >= cut;
-    return count;
-}
-
-/* Returns the k-th largest estimate, 1 <= k <= spans, by bisection over the bits of floats. */
-static float kth_largest(const float *estimate, int64_t spans, int64_t k)
-{
-    int32_t low = 0, high = 0x7F800000; /* at least k estimates are >= low, fewer than k are >= high */
-    while (high - low > 1) {
-        int32_t middle = low + (high - low) / 2;
-        if (count_from(estimate, spans, float_of_bits(middle)) >= k)
-            low = middle;
-        else
-            high = middle;
-    }
-    return float_of_bits(low);
-}
-
-/* Sets the bits of the spans whose estimate is above `cut`, and of the first `equal` spans whose estimate
- * equals `cut`. */
-static void select_mark(const float *estimate, int64_t spans, float cut, int64_t equal, uint64_t *chosen)
-{
-    for (int64_t first = 0; first < spans; first += WORD) {
-        uint64_t word = 0, ties = 0;
-        int64_t count = spans - first < WORD ? spans - first : (int64_t)WORD;
-        for (int64_t i = 0; i < count; i++) {
-            word |= (uint64_t)(estimate[first + i] > cut) << i;
-            ties |= (uint64_t)(estimate[first + i] == cut) << i;
-        }
-        for (; ties && equal > 0; ties &= ties - 1, equal--)
-            word |= ties & -ties;
-        chosen[first / WORD] = word;
-    }
-}
-
-static void cpu_select_mark_winners(const Select *s, int64_t h, const float *estimate, uint64_t *chosen)
-{
-    int64_t best = 0, k;
-    float cut = s->args->topk ? 0 : s->args->threshold[h];
-    for (int64_t r = 1; r < s->spans; r++)
-        best = estimate[r] > estimate[best] ? r : best;
-    if (s->args->topk) {
-        k = s->args->topk[h] < 1 ? 1 : s->args->topk[h] > s->spans ? s->spans : s->args->topk[h];
-        cut = kth_largest(estimate, s->spans, k);
-        select_mark(estimate, s->spans, cut, k - count_from(estimate, s->spans, nextafterf(cut, INFINITY)),
-                    chosen);
-    } else {
-        select_mark(estimate, s->spans, cut, s->spans, chosen);
-    }
-    chosen[best / WORD] |= (uint64_t)1 << best % WORD;
-}
-
-/* Sets bit i % 64 of draws[i / 64] if unit i (a span or a block of keys) is explored. `n` is the number
- * of the list among the lists of all ranks; ops/select.h (at dsvi_explore_limit) defines the random
- * numbers. */
-static void draw_units(const DsviSelectArgs *args, int64_t n, int64_t units, uint64_t *draws)
-{
-    DsviRng rng = {args->explore_seed, DSVI_RNG_EXPLORE, (uint32_t)args->explore_step};
-    uint64_t limit = dsvi_explore_limit(args->explore_rate);
-    int64_t quads = (units + 3) / 4;
-    memset(draws, 0, (size_t)((units + WORD - 1) / WORD) * sizeof *draws);
-    for (int64_t u = 0; u < quads; u++) {
-        uint32_t words[4];
-        dsvi_rng_words(rng, (uint64_t)(n * quads + u), words);
-        for (int64_t i = 0; i < 4 && 4 * u + i < units; i++)
-            draws[4 * u / WORD] |= (uint64_t)(words[i] < limit) << (4 * u + i) % WORD;
-    }
-}
-
-static void cpu_explore(const Select *s, int64_t n, uint64_t *draws, uint64_t *chosen)
-{
-    const DsviSelectArgs *args = s->args;
-    int64_t number = dsvi_select_number(args, n);
-    if (args->explore == DSVI_EXPLORE_NONE)
-        return;
-    if (args->explore == DSVI_EXPLORE_BLOCKS) {
-        draw_units(args, number, (args->keys + DSVI_EXPLORE_BLOCK - 1) / DSVI_EXPLORE_BLOCK, draws);
-        for (int64_t r = 0; r < s->spans; r++) {
-            int64_t block = r * args->grain / DSVI_EXPLORE_BLOCK;
-            chosen[r / WORD] |= (draws[block / WORD] >> block % WORD & 1) << r % WORD;
-        }
-        return;
-    }
-    draw_units(args, number, s->spans, draws);
-    uint64_t before = 0; /* bits of the spans in the previous word that were chosen before exploration */
-    for (int64_t w = 0; w < s->words; w++) {
-        uint64_t here = chosen[w], after = w + 1 < s->words ? chosen[w + 1] : 0;
-        uint64_t adjacent = here << 1 | before >> (WORD - 1) | here >> 1 | after << (WORD - 1);
-        chosen[w] |= args->explore == DSVI_EXPLORE_NEIGHBOURS ? draws[w] & adjacent : draws[w];
-        before = here;
-    }
-}
-
 /* Chooses the spans of list n from its estimates, and sets offsets[n + 1] to their number. */
 static void choose(const Select *s, int64_t n, const float *estimate, uint64_t *draws)
 {
     uint64_t *chosen = s->chosen + n * s->words;
     int64_t count = 0;
     double mass = 0;
-    cpu_select_mark_winners(s, n / s->groups % s->args->heads, estimate, chosen);
-    cpu_explore(s, n, draws, chosen);
+    dsvi_choose_winners(s->args, n / s->groups % s->args->heads, estimate, chosen);
+    dsvi_choose_explored(s->args, n, draws, chosen);
     for (int64_t w = 0; w < s->words; w++) {
         count += __builtin_popcountll(chosen[w]);
         for (uint64_t left = chosen[w]; left; left &= left - 1)
-            mass += estimate[w * WORD + __builtin_ctzll(left)];
+            mass += estimate[w * DSVI_CHOICE_WORD + __builtin_ctzll(left)];
     }
     s->mass[n] = mass;
     s->args->lists->offsets[n + 1] = count;
@@ -646,7 +531,7 @@ static void write_range(void *context, int64_t begin, int64_t end, int worker)
         int64_t at = lists->offsets[n];
         for (int64_t w = 0; w < s->words; w++)
             for (uint64_t left = s->chosen[n * s->words + w]; left; left &= left - 1)
-                lists->spans[at++] = (int32_t)(w * WORD + __builtin_ctzll(left));
+                lists->spans[at++] = (int32_t)(w * DSVI_CHOICE_WORD + __builtin_ctzll(left));
     }
 }
 
