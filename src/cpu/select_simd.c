@@ -170,49 +170,51 @@ static Scratch select_scratch_of(const Select *s, int worker)
     return scratch;
 }
 
-/* Writes one column of a block: the features of a candidate, or zeros if `candidate` is NULL. */
-static void transpose_column(const Select *s, const float *candidate, float *column)
+static float *column_of(const Select *s, const Columns *columns, int64_t c)
 {
-    for (int64_t r = 0; r < s->args->features; r++)
-        column[r * BLOCK_COLUMNS] = !candidate        ? 0
-                                    : s->args->coarse ? dsvi_select_coarse(candidate[r], 1)
-                                                      : candidate[r];
+    return columns->transposed + c / BLOCK_COLUMNS * block_floats(s) + c % BLOCK_COLUMNS;
 }
 
-static const float *candidate_of(const Select *s, int64_t pair, int64_t number)
-{
-    return s->args->candidates + (pair * dsvi_select_candidates(s->args) + number) * s->args->features;
-}
-
-/* Transposes blocks [begin, end) of all candidates; blocks are numbered through all (batch, head). */
+/* Transposes blocks [begin, end) of all candidates; blocks are numbered through all (batch, head). Columns
+ * after the last candidate are zero. */
 static void transpose_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Select *s = context;
-    int64_t blocks = column_blocks(s->all.width);
+    int64_t blocks = column_blocks(s->all.width), features = s->args->features;
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
-        for (int64_t c = 0; c < BLOCK_COLUMNS; c++) {
-            int64_t column = n % blocks * BLOCK_COLUMNS + c;
-            transpose_column(s, column < s->all.count ? candidate_of(s, n / blocks, column) : NULL,
-                             s->all.transposed + n * block_floats(s) + c);
-        }
+        int64_t pair = n / blocks, first = n % blocks * BLOCK_COLUMNS;
+        int64_t count = dsvi_min(s->all.count - first, BLOCK_COLUMNS);
+        const float *from = s->args->candidates + (pair * s->all.count + first) * features;
+        float *to = s->all.transposed + n * block_floats(s);
+        memset(to, 0, (size_t)block_floats(s) * sizeof *to);
+        for (int64_t c = 0; c < count; c++)
+            for (int64_t r = 0; r < features; r++)
+                to[r * BLOCK_COLUMNS + c] = s->args->coarse ? dsvi_select_coarse(from[c * features + r], 1)
+                                                            : from[c * features + r];
     }
 }
 
-/* Transposes the candidates of the spans that groups with this `rotation` count in the histogram. The
- * rotation decides which part of all spans these are (dsvi_select_counted_span). */
-static Columns transpose_counted(const Select *s, int64_t pair, uint32_t rotation, float *transposed)
+/* Copies the columns of the spans that groups with this `rotation` count in the histogram. The rotation
+ * decides which part of all spans these are (dsvi_select_counted_span). Columns after the last candidate are
+ * zero. */
+static Columns copy_counted(const Select *s, int64_t pair, uint32_t rotation, float *transposed)
 {
     const DsviSelectArgs *args = s->args;
     int64_t per_span = args->grain / args->candidate_keys, spans = dsvi_select_counted_spans(args, rotation);
     int64_t last = spans > 0 ? dsvi_select_counted_span(args, rotation, spans - 1) : 0;
+    const Columns all = columns_of_pair(s, pair);
     Columns columns = select_columns_of(args, spans, last, transposed);
-    for (int64_t c = 0; c < column_blocks(columns.width) * BLOCK_COLUMNS; c++) {
-        int64_t first = c < columns.count ? dsvi_select_counted_span(args, rotation, c / per_span) * per_span
-                                          : 0;
-        transpose_column(s, c < columns.count ? candidate_of(s, pair, first + c % per_span) : NULL,
-                         transposed + c / BLOCK_COLUMNS * block_floats(s) + c % BLOCK_COLUMNS);
+    for (int64_t c = 0; c < columns.count; c++) {
+        int64_t span = dsvi_select_counted_span(args, rotation, c / per_span);
+        const float *from = column_of(s, &all, span * per_span + c % per_span);
+        float *to = column_of(s, &columns, c);
+        for (int64_t r = 0; r < args->features; r++)
+            to[r * BLOCK_COLUMNS] = from[r * BLOCK_COLUMNS];
     }
+    for (int64_t c = columns.count; c < columns.width; c++)
+        for (int64_t r = 0; r < args->features; r++)
+            column_of(s, &columns, c)[r * BLOCK_COLUMNS] = 0;
     return columns;
 }
 
@@ -431,8 +433,8 @@ static void histogram_range(void *context, int64_t begin, int64_t end, int worke
         memset(mass, 0, DSVI_SELECT_BINS * sizeof *mass);
         for (int64_t g = slice * s->groups / SLICES, next; g < last; g = next) {
             if (s->args->bin_skip > 0 && g / DSVI_COUNTED_GROUPS != tile)
-                counted = transpose_counted(s, pair, dsvi_select_rotation(s->args, pair * s->groups + g),
-                                            scratch.counted);
+                counted = copy_counted(s, pair, dsvi_select_rotation(s->args, pair * s->groups + g),
+                                       scratch.counted);
             tile = g / DSVI_COUNTED_GROUPS;
             next = dsvi_min(dsvi_min(g + s->team, last), (tile + 1) * DSVI_COUNTED_GROUPS);
             team_lse(s, &scratch, pair, g, next);
@@ -470,7 +472,8 @@ static DsvStatus cpu_select_prepare(const DsviSelectArgs *args, Select *s)
     if (args->workspace_bytes < needed)
         return DSVI_FAIL(DSV_E_SHAPE, "select: workspace has %zu bytes, expected %zu", args->workspace_bytes,
                          needed);
-    dsvi_parallel_for(s->pairs * column_blocks(s->all.width), 1, transpose_range, s);
+    if (!args->again)
+        dsvi_parallel_for(s->pairs * column_blocks(s->all.width), 1, transpose_range, s);
     return DSV_OK;
 }
 
