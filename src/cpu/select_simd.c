@@ -364,8 +364,9 @@ static void sum_spans(const Select *s, const Columns *of, float *estimate)
 {
     int64_t per_span = s->args->grain / s->args->candidate_keys;
     for (int64_t r = 0; per_span > 1 && r < of->spans; r++) {
+        int64_t end = dsvi_min((r + 1) * per_span, of->count);
         float sum = 0;
-        for (int64_t c = r * per_span; c < (r + 1) * per_span && c < of->count; c++)
+        for (int64_t c = r * per_span; c < end; c++)
             sum += estimate[c];
         estimate[r] = sum;
     }
