@@ -4,7 +4,8 @@
  * Candidates are first transposed in blocks of (features, candidates), so that they are in vector lanes.
  * Proxies are the rows of a tile product. The few proxies of a small group would leave rows empty, so several
  * consecutive groups, a team, are scored in one product. Each worker holds one row of estimates for each
- * group of a team, never the whole matrix of scores.
+ * group of a team, never the whole matrix of scores. The scores of coarse features do not even leave the
+ * registers (select_powers.h).
  *
  * Lists are made in three steps: first the spans of each group are chosen and marked as bits, and their
  * number and mass computed; then the offsets of the lists are computed in order; then the bits are written as
@@ -13,10 +14,9 @@
 
 #include "base/threads.h"
 #include "cpu/select_choice.h"
+#include "cpu/select_powers.h"
 #include "cpu/simd_fill.h"
-#include "cpu/simd_math.h"
 #include "cpu/simd_rows.h"
-#include "cpu/tile_product.h"
 
 enum {
     BLOCK_PROXIES = 32,  /* proxies in one product */
@@ -27,7 +27,7 @@ enum {
 /* The transposed candidates of some spans of one (batch, head). */
 typedef struct Columns {
     int64_t spans, count; /* count: number of candidates */
-    int64_t width;        /* `count` rounded up to whole vectors */
+    int64_t width;        /* `count` rounded up to whole strips (DSVI_POWER_STRIP) */
     float *transposed;    /* (blocks, features, BLOCK_COLUMNS) candidates */
 } Columns;
 
@@ -48,7 +48,7 @@ typedef struct Select {
 /* Scratch of one worker. */
 typedef struct Scratch {
     float *proxies;  /* (BLOCK_PROXIES, features) */
-    float *scores;   /* (BLOCK_PROXIES, BLOCK_COLUMNS) */
+    float *scores;   /* (BLOCK_PROXIES, BLOCK_COLUMNS); unused if features are coarse */
     float *estimate; /* (team, all.width) estimates of candidates, then of spans */
     float *counted;  /* transposed candidates of the spans that a tile of groups counts in the histogram;
                       * unused if all spans are counted */
@@ -62,7 +62,7 @@ static Columns select_columns_of(const DsviSelectArgs *args, int64_t spans, int6
     int64_t left = dsvi_select_candidates(args) - last_span * per_span;
     Columns columns = {.spans = spans, .transposed = transposed};
     columns.count = spans > 0 ? (spans - 1) * per_span + (left < per_span ? left : per_span) : 0;
-    columns.width = dsvi_round_up(columns.count, DSVI_LANES);
+    columns.width = dsvi_round_up(columns.count, DSVI_POWER_STRIP);
     return columns;
 }
 
@@ -218,21 +218,21 @@ static Columns copy_counted(const Select *s, int64_t pair, uint32_t rotation, fl
     return columns;
 }
 
-/* Copies proxies [first, first + count) of (batch, head) number `pair`, rounded if features are coarse
- * (dsvi_select_coarse). Adds rows of zeros up to a multiple of DSVI_TILE_ROWS. */
+/* Copies proxies [first, first + count) of (batch, head) number `pair`. If features are coarse, they are
+ * rounded (dsvi_select_coarse) and multiplied by DSVI_POWER_UNIT. Adds rows of zeros up to a multiple of
+ * DSVI_TILE_ROWS. */
 static void load_proxies(const Select *s, int64_t pair, int64_t first, int64_t count, float *out)
 {
     int64_t features = s->args->features, rows = dsvi_round_up(count, DSVI_TILE_ROWS);
     memcpy(out, s->args->proxies + (pair * s->proxies + first) * features,
            (size_t)(count * features) * sizeof *out);
     for (int64_t i = 0; i < count * features && s->args->coarse; i++)
-        out[i] = dsvi_select_coarse(out[i], s->args->scale * DSVI_LOG2_E);
+        out[i] = dsvi_select_coarse(out[i], s->args->scale * DSVI_LOG2_E) * DSVI_POWER_UNIT;
     memset(out + count * features, 0, (size_t)((rows - count) * features) * sizeof *out);
 }
 
-/* Computes the scores of `count` loaded proxies and columns [first, first + columns), in units of ln 2 if
- * features are coarse. Scores after the last candidate are -inf. Returns the number of columns, a multiple of
- * the vector length. */
+/* Computes the scores of `count` loaded proxies and columns [first, first + columns). Scores after the last
+ * candidate are -inf. Returns the number of columns, a multiple of the vector length. */
 static int64_t cpu_select_score(const Select *s, const Columns *of, const Scratch *scratch, int64_t count,
                                 int64_t first)
 {
@@ -247,51 +247,123 @@ static int64_t cpu_select_score(const Select *s, const Columns *of, const Scratc
                                          .ldb = BLOCK_COLUMNS,
                                          .c = scratch->scores,
                                          .ldc = BLOCK_COLUMNS,
-                                         .factor = s->args->coarse ? 1.0f : (float)s->args->scale});
+                                         .factor = (float)s->args->scale});
     for (int64_t c = of->count - first; c < columns; c++)
         for (int64_t p = 0; p < count; p++)
             scratch->scores[p * BLOCK_COLUMNS + c] = -INFINITY;
     return columns;
 }
 
-/* Returns dsvi_select_power(x), an approximation of 2^x, in each lane: x + 127, written into the exponent
- * and mantissa bits of a float, is the result. From x = 128 on the result is infinite. */
-static DsviVec line_power(DsviVec x)
-{
-    DsviVec shifted = dsvi_vec_min(dsvi_vec_max(x + 127.0f, dsvi_vec_all(0)), dsvi_vec_all(255));
-    return dsvi_vec_from_bits(__builtin_convertvector(shifted * 0x1p23f, DsviVecInt));
-}
-
-/* Returns exp(x), or the coarse power of two, of a score minus a reference value. */
-static DsviVec cpu_select_power(bool coarse, DsviVec x)
-{
-    return coarse ? line_power(x) : dsvi_vec_exp_weight(x);
-}
-
-/* The running log-sum-exp of one proxy, separate in each lane. With coarse features `largest` is an
- * integer, so that a sum of powers of two is rescaled exactly when `largest` changes. */
+/* The running log-sum-exp of one proxy, separate in each lane. */
 typedef struct LaneSums {
     DsviVec largest, sum;
 } LaneSums;
 
-static void add_scores(bool coarse, LaneSums *lanes, const float *scores, int64_t columns)
+static void add_scores(LaneSums *lanes, const float *scores, int64_t columns)
 {
     DsviVec before = lanes->largest, now = before, sum = dsvi_vec_all(0);
     for (int64_t c = 0; c < columns; c += DSVI_LANES)
         now = dsvi_vec_max(now, dsvi_vec_load(scores + c));
-    for (int lane = 0; coarse && lane < (int)DSVI_LANES; lane++)
-        now[lane] = ceilf(now[lane]);
     for (int64_t c = 0; c < columns; c += DSVI_LANES)
-        sum += cpu_select_power(coarse, dsvi_vec_load(scores + c) - now);
-    lanes->sum = lanes->sum * cpu_select_power(coarse, before - now) + sum;
+        sum += dsvi_vec_exp_weight(dsvi_vec_load(scores + c) - now);
+    lanes->sum = lanes->sum * dsvi_vec_exp_weight(before - now) + sum;
     lanes->largest = now;
 }
 
-static float log_sum(bool coarse, const LaneSums *lanes)
+static float log_sum(const LaneSums *lanes)
 {
     float largest = dsvi_vec_largest(lanes->largest);
-    float sum = dsvi_vec_sum(lanes->sum * cpu_select_power(coarse, lanes->largest - dsvi_vec_all(largest)));
-    return (float)((coarse ? largest / DSVI_LOG2_E : largest) + log(sum));
+    float sum = dsvi_vec_sum(lanes->sum * dsvi_vec_exp_weight(lanes->largest - dsvi_vec_all(largest)));
+    return (float)(largest + log(sum));
+}
+
+/* Computes the log-sum-exp of `count` loaded proxies over all candidates. */
+static void exact_lse(const Select *s, const Columns *all, const Scratch *scratch, int64_t count, float *lse)
+{
+    LaneSums lanes[BLOCK_PROXIES];
+    /* The maximum starts at -3e38 and not at -inf, because a lane may contain only padding, and -inf - -inf
+     * is NaN. */
+    for (int64_t p = 0; p < count; p++)
+        lanes[p] = (LaneSums){dsvi_vec_all(-3e38f), dsvi_vec_all(0)};
+    for (int64_t from = 0; from < all->width; from += BLOCK_COLUMNS) {
+        int64_t columns = cpu_select_score(s, all, scratch, count, from);
+        for (int64_t p = 0; p < count; p++)
+            add_scores(&lanes[p], scratch->scores + p * BLOCK_COLUMNS, columns);
+    }
+    for (int64_t p = 0; p < count; p++)
+        lse[p] = log_sum(&lanes[p]);
+}
+
+/* Returns the arguments for the powers of loaded proxies [p, p + DSVI_TILE_ROWS) and the block of columns
+ * that begins at `from`. `start` has one element for each loaded proxy. */
+static DsviPowers powers_of(const Select *s, const Columns *of, const Scratch *scratch, int64_t p,
+                            const float *start, int64_t from)
+{
+    return (DsviPowers){.features = s->args->features,
+                        .proxies = scratch->proxies + p * s->args->features,
+                        .start = start + p,
+                        .candidates = of->transposed + from / BLOCK_COLUMNS * block_floats(s),
+                        .pitch = BLOCK_COLUMNS,
+                        .count = dsvi_min(of->count - from, BLOCK_COLUMNS)};
+}
+
+/* Computes sum[p], the sum over all candidates of power(score - reference[p]), of `count` loaded proxies. */
+static void coarse_sums(const Select *s, const Columns *all, const Scratch *scratch, int64_t count,
+                        const float *reference, float *sum)
+{
+    float start[BLOCK_PROXIES] = {0};
+    DsviVec lanes[BLOCK_PROXIES] = {{0}};
+    for (int64_t p = 0; p < count; p++)
+        start[p] = dsvi_power_start(-reference[p]);
+    for (int64_t from = 0; from < all->width; from += BLOCK_COLUMNS)
+        for (int64_t p = 0; p < count; p += DSVI_TILE_ROWS) {
+            const DsviPowers powers = powers_of(s, all, scratch, p, start, from);
+            dsvi_powers_sum(&powers, lanes + p);
+        }
+    for (int64_t p = 0; p < count; p++)
+        sum[p] = dsvi_vec_sum(lanes[p]);
+}
+
+/* Returns whether a sum of powers neither overflowed nor is so small that powers were flushed to zero. */
+static bool in_range(float sum)
+{
+    return sum >= 0x1p-80f && sum < INFINITY;
+}
+
+/* Sets the reference of each proxy whose sum of powers is not in range to the proxy's largest score, rounded
+ * up to an integer, so that it scales powers exactly. */
+static void coarse_references(const Select *s, const Columns *all, const Scratch *scratch, int64_t count,
+                              const float *sum, float *reference)
+{
+    static const float start[BLOCK_PROXIES] = {0};
+    DsviVec largest[BLOCK_PROXIES];
+    for (int64_t p = 0; p < BLOCK_PROXIES; p++)
+        largest[p] = dsvi_vec_all(DSVI_POWER_LOWEST);
+    for (int64_t from = 0; from < all->width; from += BLOCK_COLUMNS)
+        for (int64_t p = 0; p < count; p += DSVI_TILE_ROWS) {
+            const DsviPowers powers = powers_of(s, all, scratch, p, start, from);
+            dsvi_powers_largest(&powers, largest + p);
+        }
+    for (int64_t p = 0; p < count; p++)
+        if (!in_range(sum[p]))
+            reference[p] = ceilf(dsvi_vec_largest(largest[p]) / DSVI_POWER_UNIT);
+}
+
+/* Does the same as exact_lse for coarse features. Scores are rarely so large or so small that their powers
+ * need a reference other than 0. */
+static void coarse_lse(const Select *s, const Columns *all, const Scratch *scratch, int64_t count, float *lse)
+{
+    float reference[BLOCK_PROXIES] = {0}, sum[BLOCK_PROXIES];
+    bool ok = true;
+    coarse_sums(s, all, scratch, count, reference, sum);
+    for (int64_t p = 0; p < count; p++)
+        ok &= in_range(sum[p]);
+    if (!ok) {
+        coarse_references(s, all, scratch, count, sum, reference);
+        coarse_sums(s, all, scratch, count, reference, sum);
+    }
+    for (int64_t p = 0; p < count; p++)
+        lse[p] = (float)(reference[p] / DSVI_LOG2_E + log(sum[p]));
 }
 
 /* Returns the first proxy of group g of a (batch, head), or the number of proxies if there is no such group.
@@ -308,20 +380,27 @@ static void team_lse(const Select *s, const Scratch *scratch, int64_t pair, int6
     const Columns all = columns_of_pair(s, pair);
     for (int64_t first = first_proxy(s, g); first < end; first += BLOCK_PROXIES) {
         int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
-        LaneSums lanes[BLOCK_PROXIES];
-        /* The maximum starts at -3e38 and not at -inf, because a lane may contain only padding, and -inf
-         * - -inf is NaN. */
-        for (int64_t p = 0; p < count; p++)
-            lanes[p] = (LaneSums){dsvi_vec_all(-3e38f), dsvi_vec_all(0)};
+        float *lse = s->args->lse + pair * s->proxies + first;
         load_proxies(s, pair, first, count, scratch->proxies);
-        for (int64_t from = 0; from < all.width; from += BLOCK_COLUMNS) {
-            int64_t columns = cpu_select_score(s, &all, scratch, count, from);
-            for (int64_t p = 0; p < count; p++)
-                add_scores(s->args->coarse, &lanes[p], scratch->scores + p * BLOCK_COLUMNS, columns);
-        }
-        for (int64_t p = 0; p < count; p++)
-            s->args->lse[pair * s->proxies + first + p] = log_sum(s->args->coarse, &lanes[p]);
+        if (s->args->coarse)
+            coarse_lse(s, &all, scratch, count, lse);
+        else
+            exact_lse(s, &all, scratch, count, lse);
     }
+}
+
+/* Returns the weight of proxy p of a (batch, head) in its group: the fraction of the group's queries. */
+static float proxy_weight(const DsviSelectArgs *args, int64_t p)
+{
+    int64_t of_group = args->queries - p * args->chunk / args->group * args->group;
+    int64_t of_proxy = args->queries - p * args->chunk;
+    return (float)dsvi_min(of_proxy, args->chunk) / (float)dsvi_min(of_group, args->group);
+}
+
+/* The estimates of group g of a team that begins with group `first`. */
+static float *estimate_of(const Select *s, const Scratch *scratch, int64_t first, int64_t g)
+{
+    return scratch->estimate + (g - first) * s->all.width;
 }
 
 /* Computes estimate[0..columns) += weight exp(score - lse). */
@@ -333,30 +412,40 @@ static void add_estimates(float *estimate, const float *scores, int64_t columns,
     }
 }
 
-/* Computes estimate[0..columns) += power(score + term). */
-static void add_coarse_estimates(float *estimate, const float *scores, int64_t columns, float term)
+/* Adds what loaded proxies [first, first + count) contribute to the estimates of their groups. The team
+ * begins with group g. */
+static void add_exact(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair, int64_t g,
+                      int64_t first, int64_t count)
 {
-    for (int64_t c = 0; c < columns; c += DSVI_LANES) {
-        DsviVec a = line_power(dsvi_vec_load(scores + c) + dsvi_vec_all(term));
-        dsvi_vec_store(estimate + c, dsvi_vec_load(estimate + c) + a);
+    int64_t per_group = s->args->group / s->args->chunk;
+    for (int64_t from = 0; from < of->width; from += BLOCK_COLUMNS) {
+        int64_t columns = cpu_select_score(s, of, scratch, count, from);
+        for (int64_t p = first; p < first + count; p++)
+            add_estimates(estimate_of(s, scratch, g, p / per_group) + from,
+                          scratch->scores + (p - first) * BLOCK_COLUMNS, columns,
+                          s->args->lse[pair * s->proxies + p], proxy_weight(s->args, p));
     }
 }
 
-/* Adds what proxy `p` of a (batch, head) contributes to the estimates of its group. `scores` are the proxy's
- * scores of some columns. */
-static void add_proxy(const Select *s, int64_t pair, int64_t p, const float *scores, int64_t columns,
-                      float *estimate)
+/* Does the same as add_exact for coarse features. */
+static void add_coarse(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair, int64_t g,
+                       int64_t first, int64_t count)
 {
-    const DsviSelectArgs *args = s->args;
-    int64_t of_group = args->queries - p * args->chunk / args->group * args->group;
-    int64_t of_proxy = args->queries - p * args->chunk;
-    float weight = (float)(of_proxy < args->chunk ? of_proxy : args->chunk) /
-                   (float)(of_group < args->group ? of_group : args->group);
-    float lse = args->lse[pair * s->proxies + p];
-    if (args->coarse)
-        add_coarse_estimates(estimate, scores, columns, (float)(log2((double)weight) - lse * DSVI_LOG2_E));
-    else
-        add_estimates(estimate, scores, columns, lse, weight);
+    int64_t per_group = s->args->group / s->args->chunk;
+    float start[BLOCK_PROXIES] = {0};
+    uint32_t ends = 0; /* bit p: proxy p is the last of its group or of a block of DSVI_TILE_ROWS */
+    for (int64_t p = 0; p < count; p++) {
+        double lse = s->args->lse[pair * s->proxies + first + p];
+        bool end = (first + p + 1) % per_group == 0 || (p + 1) % DSVI_TILE_ROWS == 0 || p + 1 == count;
+        start[p] = dsvi_power_start(log2(proxy_weight(s->args, first + p)) - lse * DSVI_LOG2_E);
+        ends |= (uint32_t)end << p;
+    }
+    for (int64_t from = 0; from < of->width; from += BLOCK_COLUMNS)
+        for (int64_t p = 0; p < count; p += DSVI_TILE_ROWS) {
+            const DsviPowers powers = powers_of(s, of, scratch, p, start, from);
+            dsvi_powers_add(&powers, ends >> p, estimate_of(s, scratch, g, (first + p) / per_group) + from,
+                            s->all.width);
+        }
 }
 
 /* Replaces the estimates of candidates by the sums of each span. */
@@ -372,29 +461,21 @@ static void sum_spans(const Select *s, const Columns *of, float *estimate)
     }
 }
 
-/* The estimates of group g of a team that begins with group `first`. */
-static float *estimate_of(const Select *s, const Scratch *scratch, int64_t first, int64_t g)
-{
-    return scratch->estimate + (g - first) * s->all.width;
-}
-
 /* Computes the estimates e_gr (ops/select.h) of groups [g, g_end) and of each span r of the columns `of`, in
  * scratch->estimate. */
 static void team_estimates(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair,
                            int64_t g, int64_t g_end)
 {
-    int64_t per_group = s->args->group / s->args->chunk, end = first_proxy(s, g_end);
+    int64_t end = first_proxy(s, g_end);
     for (int64_t group = g; group < g_end; group++)
         memset(estimate_of(s, scratch, g, group), 0, (size_t)of->width * sizeof(float));
     for (int64_t first = first_proxy(s, g); first < end; first += BLOCK_PROXIES) {
         int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
         load_proxies(s, pair, first, count, scratch->proxies);
-        for (int64_t from = 0; from < of->width; from += BLOCK_COLUMNS) {
-            int64_t columns = cpu_select_score(s, of, scratch, count, from);
-            for (int64_t p = first; p < first + count; p++)
-                add_proxy(s, pair, p, scratch->scores + (p - first) * BLOCK_COLUMNS, columns,
-                          estimate_of(s, scratch, g, p / per_group) + from);
-        }
+        if (s->args->coarse)
+            add_coarse(s, of, scratch, pair, g, first, count);
+        else
+            add_exact(s, of, scratch, pair, g, first, count);
     }
     for (int64_t group = g; group < g_end; group++)
         sum_spans(s, of, estimate_of(s, scratch, g, group));
