@@ -160,21 +160,26 @@ static inline void dsvi_rows_gather(const DsviAttentionTiles *t, const DsviAtten
     dsvi_rows_finish(t->pairs, count, t->row_words, out);
 }
 
+/* Prefetches row (b, token, h) into cache. */
+static inline void dsvi_row_prefetch(const DsviAttentionArgs *args, const DsviHeads *rows, int64_t b,
+                                     int64_t token, int64_t h)
+{
+    enum { LINE = 64 };
+    size_t size = dsvi_dtype_size(args->act), bytes = (size_t)args->head_dim * size;
+    const char *row = (const char *)rows->data + (size_t)dsvi_heads_at(rows, b, token, h) * size;
+    for (size_t at = 0; at < bytes; at += LINE)
+        __builtin_prefetch(row + at, 0, 2);
+}
+
 /* Prefetches into cache the rows of K and V of list positions [begin, end), which are scattered in memory. */
 static inline void dsvi_keys_prefetch(const DsviAttentionArgs *args, int64_t b, int64_t h,
                                       const DsviList *list, int64_t begin, int64_t end)
 {
-    enum { LINE = 64 };
     int32_t keys[DSVI_TILE_KEYS];
-    size_t size = dsvi_dtype_size(args->act), bytes = (size_t)args->head_dim * size;
     dsvi_tile_keys(list, begin, end, keys);
     for (int64_t j = 0; j < end - begin; j++) {
-        const char *k = (const char *)args->k.data + (size_t)dsvi_heads_at(&args->k, b, keys[j], h) * size;
-        const char *v = (const char *)args->v.data + (size_t)dsvi_heads_at(&args->v, b, keys[j], h) * size;
-        for (size_t at = 0; at < bytes; at += LINE) {
-            __builtin_prefetch(k + at, 0, 3);
-            __builtin_prefetch(v + at, 0, 3);
-        }
+        dsvi_row_prefetch(args, &args->k, b, keys[j], h);
+        dsvi_row_prefetch(args, &args->v, b, keys[j], h);
     }
 }
 
