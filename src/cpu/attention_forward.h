@@ -38,9 +38,7 @@ typedef struct DsviForward {
     const float
         *bias; /* (N, 2 reach + 1) added to the scores as bias_attention does (ops/encoder.h), or NULL */
     int64_t reach;
-    /* If set, queries are chunks and keys are runs of a tail; out is then F32 instead of act, and a query
-     * without keys has an lse of -inf and an undefined row of out. */
-    const DsviTailMask *mask;
+    const DsviTailMask *mask; /* if set, queries are chunks and keys are runs of a tail */
 } DsviForward;
 
 /* Sets the pointers of `s` to consecutive buffers starting at `base`, and returns the number of floats that
@@ -107,9 +105,7 @@ static inline void dsvi_forward_queries(const DsviForward *f, const DsviForwardS
 {
     const DsviAttentionArgs *args = f->args;
     const DsviAttentionTiles *t = &f->tiles;
-    for (int64_t i = 0; i < count; i++)
-        dsvi_row_words(t, args, args->q.data, dsvi_heads_at(&args->q, b, first + i, h),
-                       s->rows + i * t->row_words);
+    dsvi_rows_load(t, args, &args->q, b * args->heads + h, first, count, s->rows);
     dsvi_rows_transpose(s->rows, t->row_words, t->row_words, count, s->qt, t->tile_width);
     memset(s->sum, 0, (size_t)(t->row_width * t->tile_width) * sizeof(float));
     for (int64_t i = 0; i < t->tile_width; i++) {
@@ -186,17 +182,14 @@ static inline void dsvi_forward_keys(const DsviForward *f, const DsviForwardScra
     dsvi_tile_product(&weigh);
 }
 
-/* Computes one tile of queries of (b, h). */
-static inline void dsvi_forward_tile(const DsviForward *f, const DsviForwardScratch *s, int64_t b, int64_t h,
-                                     int64_t tile)
+/* Computes, for the `queries` queries of (b, h) from `first` on, the sums of p v in s->rows (queries,
+ * row_width), the sums of p in s->total, and the largest scores in s->largest. */
+static inline void dsvi_forward_sums(const DsviForward *f, const DsviForwardScratch *s, int64_t b, int64_t h,
+                                     int64_t first, int64_t queries)
 {
     const DsviAttentionArgs *args = f->args;
-    int64_t first, queries = dsvi_tile_queries(&f->tiles, args->queries, tile, &first);
-    if (queries == 0)
-        return;
     DsviList list = dsvi_list_of(args->lists, args->keys, b, h, first);
     int64_t length = dsvi_list_length(&list), width = dsvi_tile_width(&f->tiles, queries);
-    float *lse = args->lse ? (float *)args->lse + (b * args->heads + h) * args->queries + first : NULL;
     const DsviTailTile tail = {b, h, first, queries, s->cursor};
     dsvi_forward_queries(f, s, b, h, first, queries);
     if (f->mask)
@@ -210,13 +203,24 @@ static inline void dsvi_forward_tile(const DsviForward *f, const DsviForwardScra
         dsvi_forward_keys(f, s, b, h, keys, to - from, first, width, &tail);
     }
     dsvi_rows_transpose(s->sum, f->tiles.tile_width, width, f->tiles.row_width, s->rows, f->tiles.row_width);
+}
+
+/* Computes and stores one tile of queries of (b, h). */
+static inline void dsvi_forward_tile(const DsviForward *f, const DsviForwardScratch *s, int64_t b, int64_t h,
+                                     int64_t tile)
+{
+    const DsviAttentionArgs *args = f->args;
+    int64_t first, queries = dsvi_tile_queries(&f->tiles, args->queries, tile, &first);
+    if (queries == 0)
+        return;
+    float *lse = args->lse ? (float *)args->lse + (b * args->heads + h) * args->queries + first : NULL;
+    dsvi_forward_sums(f, s, b, h, first, queries);
     for (int64_t i = 0; i < queries; i++) {
-        dsvi_row_store(f->mask ? DSVI_F32 : args->act, args->out.data,
-                       dsvi_heads_at(&args->out, b, first + i, h), args->head_dim,
-                       s->rows + i * f->tiles.row_width, length > 0 ? 1 / s->total[i] : 0);
+        bool any = s->total[i] != 0; /* false without keys */
+        dsvi_row_store(args->act, args->out.data, dsvi_heads_at(&args->out, b, first + i, h), args->head_dim,
+                       s->rows + i * f->tiles.row_width, any ? 1 / s->total[i] : 0);
         if (lse)
-            lse[i] = length > 0 && !(s->largest[i] <= DSVI_MASKED) ? (float)(s->largest[i] + log(s->total[i]))
-                                                                   : -INFINITY;
+            lse[i] = any ? (float)(s->largest[i] + log(s->total[i])) : -INFINITY;
     }
 }
 

@@ -13,9 +13,9 @@ extern "C" {
 
 typedef struct DsviTailDense {
     const DsviAttentionTailArgs *args;
-    DsviAttentionArgs
-        inner;   /* dense attention: queries are chunks, keys are runs; out, lse, dout are unset */
-    float *logs; /* (run + 1) of DsviTailMask */
+    DsviAttentionArgs inner; /* dense attention: queries are chunks, and keys are runs; out, lse and the
+                              * gradients remain those of queries and keys */
+    float *logs;             /* (run + 1) of DsviTailMask */
 } DsviTailDense;
 
 /* Takes memory for (B, N, members, D) act. If `base` is NULL, only counts. */

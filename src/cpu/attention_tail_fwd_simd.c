@@ -1,6 +1,6 @@
-/* SIMD variant of the forward pass of attention_tail: means, attention of proxies to mean keys with the tiles
- * of attention_forward.h, and the merge with the results over lists. Results do not depend on the number of
- * threads. */
+/* SIMD variant of the forward pass of attention_tail: means, then for each tile of proxies attention to the
+ * mean keys (attention_forward.h) and the merge with the results over lists. Results do not depend on the
+ * number of threads. */
 #include "base/threads.h"
 #include "cpu/attention_forward.h"
 #include "cpu/attention_tail_dense.h"
@@ -8,7 +8,7 @@
 
 /* One call of the operation. */
 typedef struct TailForward {
-    DsviTailDense dense; /* inner.out is p_c, F32 */
+    DsviTailDense dense;
     DsviTailMask mask;
     DsviForward forward;
     size_t worker_floats;
@@ -38,15 +38,56 @@ static void tail_fwd_setup(const DsviAttentionTailArgs *args, TailForward *call)
     size_t used = 0;
     *call = (TailForward){.dense = dsvi_tail_dense(args, base, &used)};
     DsviAttentionArgs *inner = &call->dense.inner;
-    int64_t dim = inner->head_dim, chunks = inner->queries;
-    inner->out = (DsviHeads){NULL, inner->heads * chunks * dim, dim, chunks * dim};
-    inner->out.data = dsvi_take_floats(base, &used, inner->batch * inner->heads * chunks * dim);
-    inner->lse = args->tail_lse;
     call->mask = (DsviTailMask){args, call->dense.logs};
     call->forward = (DsviForward){.args = inner, .tiles = tail_fwd_tiles(inner), .mask = &call->mask};
     call->worker_floats = dsvi_forward_scratch(&call->forward.tiles, NULL, &s);
     call->workers = dsvi_take_floats(base, &used, (int64_t)call->worker_floats * dsvi_threads_count());
     call->floats = used;
+}
+
+/* Merges the results over lists of the queries of chunk c with the tail's output, factor * sum. A row over an
+ * empty list is not read. */
+DSVI_SPECIALISED void tail_merge_chunk(DsviDtype act, const DsviAttentionTailArgs *args, int64_t b, int64_t h,
+                                       int64_t c, float tail_lse, const float *sum, float factor)
+{
+    const DsviAttentionArgs *a = &args->attention;
+    float *lse = (float *)a->lse + (b * a->heads + h) * a->queries;
+    int64_t last = dsvi_min((c + 1) * args->chunk, a->queries), dim = a->head_dim;
+    for (int64_t i = c * args->chunk; i < last; i++) {
+        void *out = dsvi_at(act, a->out.data, dsvi_heads_at(&a->out, b, i, h));
+        float larger = lse[i] > tail_lse ? lse[i] : tail_lse;
+        float listed = expf(lse[i] - larger), tail = expf(tail_lse - larger), both = listed + tail;
+        lse[i] = larger + logf(both);
+        listed /= both;
+        tail *= factor / both;
+#pragma omp simd
+        for (int64_t d = 0; d < dim; d++)
+            dsvi_put(act, out, d, (listed > 0 ? listed * dsvi_get(act, out, d) : 0) + tail * sum[d]);
+    }
+}
+
+/* Computes one tile of proxies of (b, h) and merges it with the results over lists. */
+static void tail_fwd_tile(const TailForward *call, const DsviForwardScratch *s, int64_t b, int64_t h,
+                          int64_t tile)
+{
+    const DsviAttentionTailArgs *args = call->dense.args;
+    const DsviForward *f = &call->forward;
+    int64_t first, chunks = dsvi_tile_queries(&f->tiles, f->args->queries, tile, &first);
+    float *tail_lse = (float *)args->tail_lse + (b * f->args->heads + h) * f->args->queries + first;
+    for (int64_t c = first; c < first + chunks; c++)
+        dsvi_row_prefetch(f->args, &f->args->out, b, c * args->chunk, h);
+    dsvi_forward_sums(f, s, b, h, first, chunks);
+    for (int64_t c = 0; c < chunks; c++) {
+        bool empty = s->largest[c] <= DSVI_MASKED;
+        tail_lse[c] = empty ? -INFINITY : (float)(s->largest[c] + log(s->total[c]));
+        if (empty)
+            continue;
+        const float *sum = s->rows + c * f->tiles.row_width;
+        if (f->args->act == DSVI_F32)
+            tail_merge_chunk(DSVI_F32, args, b, h, first + c, tail_lse[c], sum, 1 / s->total[c]);
+        else
+            tail_merge_chunk(DSVI_BF16, args, b, h, first + c, tail_lse[c], sum, 1 / s->total[c]);
+    }
 }
 
 static void tail_fwd_range(void *context, int64_t begin, int64_t end, int worker)
@@ -58,47 +99,9 @@ static void tail_fwd_range(void *context, int64_t begin, int64_t end, int worker
     dsvi_tile_products_begin();
     for (int64_t n = begin; n < end; n++) {
         int64_t pair = n / f->tiles.count;
-        dsvi_forward_tile(f, &s, pair / f->args->heads, pair % f->args->heads, n % f->tiles.count);
+        tail_fwd_tile(call, &s, pair / f->args->heads, pair % f->args->heads, n % f->tiles.count);
     }
     dsvi_tile_products_end();
-}
-
-/* Merges one row of the results over lists with p, the tail's output of its chunk. A row over an empty list
- * is not read. */
-DSVI_SPECIALISED void tail_merge_row(DsviDtype act, void *out, int64_t dim, float *lse, float tail_lse,
-                                     const float *p)
-{
-    float larger = *lse > tail_lse ? *lse : tail_lse;
-    float listed = expf(*lse - larger), tail = expf(tail_lse - larger), sum = listed + tail;
-    *lse = larger + logf(sum);
-    listed /= sum;
-    tail /= sum;
-#pragma omp simd
-    for (int64_t d = 0; d < dim; d++)
-        dsvi_put(act, out, d, (listed > 0 ? listed * dsvi_get(act, out, d) : 0) + tail * p[d]);
-}
-
-/* Merges the rows of chunks [begin, end), which are numbered through all heads. */
-static void tail_merge_range(void *context, int64_t begin, int64_t end, int worker)
-{
-    const TailForward *call = context;
-    const DsviAttentionTailArgs *args = call->dense.args;
-    const DsviAttentionArgs *a = &args->attention, *inner = &call->dense.inner;
-    (void)worker;
-    for (int64_t n = begin; n < end; n++) {
-        int64_t pair = n / inner->queries, c = n % inner->queries, b = pair / a->heads, h = pair % a->heads;
-        float tail_lse = ((const float *)args->tail_lse)[n];
-        const float *p = (const float *)inner->out.data + dsvi_heads_at(&inner->out, b, c, h);
-        int64_t last = dsvi_min((c + 1) * args->chunk, a->queries);
-        for (int64_t i = c * args->chunk; i < last && tail_lse != -INFINITY; i++) {
-            float *lse = (float *)a->lse + pair * a->queries + i;
-            void *out = dsvi_at(a->act, a->out.data, dsvi_heads_at(&a->out, b, i, h));
-            if (a->act == DSVI_F32)
-                tail_merge_row(DSVI_F32, out, a->head_dim, lse, tail_lse, p);
-            else
-                tail_merge_row(DSVI_BF16, out, a->head_dim, lse, tail_lse, p);
-        }
-    }
 }
 
 static size_t cpu_attention_tail_fwd_workspace(DsviStream *stream, const DsviAttentionTailArgs *args)
@@ -121,8 +124,6 @@ static DsvStatus cpu_attention_tail_fwd(DsviStream *stream, const DsviAttentionT
     int64_t pairs = inner->batch * inner->heads;
     dsvi_tail_prepare(&call.dense);
     dsvi_parallel_for(pairs * call.forward.tiles.count, 1, tail_fwd_range, &call);
-    dsvi_parallel_for(pairs * inner->queries, dsvi_rows_per_piece(args->chunk * inner->head_dim),
-                      tail_merge_range, &call);
     return DSV_OK;
 }
 

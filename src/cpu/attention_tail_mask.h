@@ -71,8 +71,11 @@ static inline void dsvi_tail_take_listed(const DsviList *list, int64_t *cursor, 
         if (begin >= end)
             return;
         int64_t from = begin < first ? first : begin, to = after < end ? after : end;
-        for (int64_t key = from; key < to; key++)
-            left[(key - first) / run]--;
+        for (int64_t key = from, next; key < to; key = next) {
+            int64_t r = (key - first) / run, run_end = first + (r + 1) * run;
+            next = to < run_end ? to : run_end;
+            left[r] -= next - key;
+        }
         if (after > end)
             return;
     }

@@ -126,6 +126,17 @@ static inline void dsvi_row_words(const DsviAttentionTiles *t, const DsviAttenti
     memset(halves + args->head_dim, 0, (size_t)(2 * t->row_words - args->head_dim) * sizeof *halves);
 }
 
+/* Loads the `count` rows of pair = b * heads + h from token `first` on into `out` (count, row_words), packed
+ * along D. */
+static inline void dsvi_rows_load(const DsviAttentionTiles *t, const DsviAttentionArgs *args,
+                                  const DsviHeads *rows, int64_t pair, int64_t first, int64_t count,
+                                  float *out)
+{
+    int64_t b = pair / args->heads, h = pair % args->heads;
+    for (int64_t i = 0; i < count; i++)
+        dsvi_row_words(t, args, rows->data, dsvi_heads_at(rows, b, first + i, h), out + i * t->row_words);
+}
+
 /* Stores a row of `dim` elements, multiplied by `factor`. */
 static inline void dsvi_row_store(DsviDtype act, void *data, int64_t at, int64_t dim, const float *in,
                                   float factor)
