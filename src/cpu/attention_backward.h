@@ -80,15 +80,36 @@ static inline int64_t dsvi_dp_piece(const DsviAttentionTiles *t, DsviDtype act)
     return act == DSVI_F32 ? (t->dim_words + 3) / 4 : 0;
 }
 
-/* Computes delta = out . dout of each query, from out^T and dout^T. The order of additions is the same as for
- * dP, so that dP - delta is exactly 0 if one key has all the weight. */
-static inline void dsvi_backward_delta(const DsviAttentionTiles *t, DsviDtype act, const float *outt,
-                                       const DsviBackwardQueries *q)
+/* Packs Q and dOut of a tile in all forms, stores its lse, and clears its dQ^T. The tile has the `count`
+ * queries of head `pair` from `first` on. */
+static inline void dsvi_backward_pack(const DsviAttentionTiles *t, const DsviAttentionArgs *args,
+                                      int64_t pair, int64_t first, int64_t count,
+                                      const DsviBackwardQueries *q)
 {
-    int64_t piece = dsvi_dp_piece(t, act);
+    const float *lse = (const float *)args->lse + pair * args->queries + first;
+    dsvi_rows_load(t, args, &args->q, pair, first, count, q->q);
+    dsvi_rows_load(t, args, &args->dout, pair, first, count, q->dout);
+    dsvi_rows_transpose(q->q, t->row_words, t->row_words, count, q->qt, t->tile_width);
+    dsvi_rows_transpose(q->dout, t->row_words, t->row_words, count, q->doutt, t->tile_width);
+    dsvi_rows_across(t, q->q, count, q->qx);
+    dsvi_rows_across(t, q->dout, count, q->doutx);
+    for (int64_t i = 0; i < t->tile_width; i++)
+        q->lse[i] = i < count ? lse[i] : INFINITY;
+    memset(q->dqt, 0, (size_t)(t->row_width * t->tile_width) * sizeof(float));
+}
+
+/* Computes delta = out . dout of each query of a packed tile. The order of additions is the same as for dP,
+ * so that dP - delta is exactly 0 if one key has all the weight. */
+static inline void dsvi_backward_delta(const DsviAttentionTiles *t, const DsviAttentionArgs *args,
+                                       const DsviBackwardScratch *s, int64_t pair, int64_t first,
+                                       int64_t count, const DsviBackwardQueries *q)
+{
+    int64_t piece = dsvi_dp_piece(t, args->act);
+    dsvi_rows_load(t, args, &args->out, pair, first, count, s->rows);
+    dsvi_rows_transpose(s->rows, t->row_words, t->row_words, count, s->transposed, t->tile_width);
     for (int64_t i = 0; i < t->tile_width; i += DSVI_LANES)
-        dsvi_vec_store(q->delta + i,
-                       dsvi_words_dot(t->pairs, q->doutt + i, outt + i, t->dim_words, t->tile_width, piece));
+        dsvi_vec_store(q->delta + i, dsvi_words_dot(t->pairs, q->doutt + i, s->transposed + i, t->dim_words,
+                                                    t->tile_width, piece));
 }
 
 /* Probabilities p and score gradients ds of one key, for one vector of queries. */

@@ -14,8 +14,6 @@
  * The workspace keeps, between the phases of a head, its query tiles, packed once in all forms that the
  * products need, and the sums of dq, dk and dv in F32. The last phase scales these sums, rounds them once and
  * stores them. Heads are processed in batches of as many as fit in HEADS_BYTES, at least one. */
-#include <math.h>
-
 #include "base/threads.h"
 #include "cpu/attention_backward.h"
 #include "cpu/simd_fill.h"
@@ -115,42 +113,19 @@ static float *key_sums(const Backward *w, int64_t head, bool dv)
     return w->heads + (size_t)(head + 1) * w->head_floats - (dv ? 1 : 2) * rows;
 }
 
-static void load_query_rows(const Backward *w, const DsviHeads *rows, const Tile *at, float *out)
-{
-    for (int64_t i = 0; i < at->queries; i++)
-        dsvi_row_words(&w->tiles, w->args, rows->data, dsvi_heads_at(rows, at->b, at->first + i, at->h),
-                       out + i * w->tiles.row_words);
-}
-
-/* Packs Q and dOut of a tile in all forms, computes its lse and delta, and clears its dQ. */
-static void pack_tile(const Backward *w, const DsviBackwardScratch *s, const Tile *at)
-{
-    const DsviAttentionArgs *args = w->args;
-    const DsviAttentionTiles *t = &w->tiles;
-    const float *lse = (const float *)args->lse + (at->b * args->heads + at->h) * args->queries + at->first;
-    DsviBackwardQueries q = queries_of(w, at);
-    load_query_rows(w, &args->q, at, q.q);
-    load_query_rows(w, &args->dout, at, q.dout);
-    load_query_rows(w, &args->out, at, s->rows);
-    dsvi_rows_transpose(q.q, t->row_words, t->row_words, at->queries, q.qt, t->tile_width);
-    dsvi_rows_transpose(q.dout, t->row_words, t->row_words, at->queries, q.doutt, t->tile_width);
-    dsvi_rows_transpose(s->rows, t->row_words, t->row_words, at->queries, s->transposed, t->tile_width);
-    dsvi_rows_across(t, q.q, at->queries, q.qx);
-    dsvi_rows_across(t, q.dout, at->queries, q.doutx);
-    dsvi_backward_delta(t, args->act, s->transposed, &q);
-    for (int64_t i = 0; i < t->tile_width; i++)
-        q.lse[i] = i < at->queries ? lse[i] : INFINITY;
-    memset(q.dqt, 0, (size_t)(t->row_width * t->tile_width) * sizeof(float));
-}
-
+/* Packs tiles of queries and computes their delta. */
 static void pack_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const Backward *w = context;
     DsviBackwardScratch s = attention_bwd_scratch_of(w, worker);
     for (int64_t n = begin; n < end; n++) {
         Tile at = attention_bwd_tile_of(w, n / w->tiles.count, n % w->tiles.count);
-        if (at.queries > 0)
-            pack_tile(w, &s, &at);
+        if (at.queries == 0)
+            continue;
+        DsviBackwardQueries q = queries_of(w, &at);
+        int64_t pair = w->first_pair + at.head;
+        dsvi_backward_pack(&w->tiles, w->args, pair, at.first, at.queries, &q);
+        dsvi_backward_delta(&w->tiles, w->args, &s, pair, at.first, at.queries, &q);
     }
 }
 

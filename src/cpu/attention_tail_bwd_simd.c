@@ -1,29 +1,30 @@
-/* SIMD variant of the backward pass of attention_tail: means and the proxies' gradients G_c and D_c, then the
- * backward pass of attention of proxies to mean keys with the products of attention_backward.h.
+/* SIMD variant of the backward pass of attention_tail: the backward pass of attention of proxies to mean
+ * keys, with the products of attention_backward.h. With chunks of one query, its lse, delta and dout are
+ * lse_i, delta_i and dout_i of the whole, because u_i P_ir = w_ir exp(-lse_i). With larger chunks they are
+ * log T_c, D_c and G_c.
  *
- * The runs of a head are divided into blocks. A piece of work is a block with all tiles of proxies: its sums
- * of dK and dV are complete at its end, and are spread over the keys. Each block has its own sums of dQ^T,
- * which are added in the order of the blocks afterwards. The division depends only on shapes, so results do
- * not depend on the number of threads. Heads are processed in batches of as many as fit in TAIL_HEADS_BYTES,
- * at least one. */
+ * If a head has more proxies than runs, its tiles of proxies are divided into parts, each with its own sums
+ * of dK and dV. If it has more runs than proxies, the runs are divided into blocks, each with its own sums of
+ * dQ^T. A piece of work is one part or one block. Finally the sums are added in the order of the parts or
+ * blocks, and spread over the keys or queries. The division depends only on shapes, so results do not depend
+ * on the number of threads. Heads are processed in batches of as many as fit in TAIL_HEADS_BYTES, at least
+ * one. */
 #include "base/threads.h"
 #include "cpu/attention_backward.h"
 #include "cpu/attention_tail_dense.h"
 #include "cpu/simd_fill.h"
 
 enum {
-    BLOCK_RUNS = 768,     /* runs of a block: enough to amortise reading the packed tiles of proxies */
-    BLOCK_RUNS_MIN = 256, /* lower limit, if blocks are made smaller to get more pieces of work */
-    TAIL_PIECES = 8,      /* minimum number of pieces of work, so that all threads have some */
-    TAIL_BLOCKS_MAX = 64,
-    DELTA_QUERIES = 64, /* queries whose delta is computed at a time */
+    TAIL_PIECES = 8,      /* pieces of work of a head, so that all threads have some */
+    BLOCK_RUNS_MIN = 256, /* fewest runs of a block: enough to amortise packing the proxies */
+    DELTA_QUERIES = 64,   /* queries whose delta is computed at a time */
     TAIL_HEADS_BYTES = 256 << 20
 };
 
 /* Scratch memory of one worker. */
 typedef struct TailScratch {
     DsviBackwardScratch tile;
-    float *dk, *dv;      /* (block_runs, row_width) sums of a block */
+    DsviBackwardQueries q;
     float *rows;         /* (DELTA_QUERIES, row_words) */
     float *outt, *doutt; /* (row_words, DELTA_QUERIES) out^T and dout^T */
     int64_t *cursor;     /* (tile_width) of the mask */
@@ -31,24 +32,24 @@ typedef struct TailScratch {
 
 /* One call of the operation. */
 typedef struct TailBackward {
-    DsviTailDense dense; /* inner.dout is G_c; inner.lse is log T_c, or infinite for a chunk without a tail */
+    DsviTailDense dense; /* with chunks of several queries, inner.dout is G_c, and inner.lse is log T_c, or
+                          * infinite for a chunk without a tail */
     DsviTailMask mask;
     DsviAttentionTiles tiles;
-    int64_t blocks, block_runs, heads_at_once;
-    float *query_delta; /* (B, N, Sq) delta_i */
-    float *delta;       /* (B, N, chunks) D_c */
-    size_t tile_floats, head_floats, worker_floats;
+    int64_t parts, blocks, heads_at_once; /* parts or blocks is 1 */
+    float *query_delta;                   /* (B, N, Sq) delta_i; only with chunks of several queries */
+    float *delta;                         /* (B, N, chunks) D_c; likewise */
+    size_t worker_floats, head_floats;
     float *heads, *workers;
-    size_t floats;      /* of the whole workspace */
-    int64_t first_pair; /* of the current batch of heads */
+    size_t floats;             /* of the whole workspace */
+    int64_t first_pair, batch; /* first (batch, head) and number of heads of the current batch of heads */
 } TailBackward;
 
 static size_t tail_scratch_layout(const TailBackward *w, float *base, TailScratch *s)
 {
     const DsviAttentionTiles *t = &w->tiles;
     size_t used = dsvi_backward_scratch(t, base, &s->tile);
-    s->dk = dsvi_take_floats(base, &used, w->block_runs * t->row_width);
-    s->dv = dsvi_take_floats(base, &used, w->block_runs * t->row_width);
+    used += dsvi_backward_queries(t, base ? base + used : NULL, &s->q);
     s->rows = dsvi_take_floats(base, &used, DELTA_QUERIES * t->row_words);
     s->outt = dsvi_take_floats(base, &used, DELTA_QUERIES * t->row_words);
     s->doutt = dsvi_take_floats(base, &used, DELTA_QUERIES * t->row_words);
@@ -63,41 +64,48 @@ static TailScratch tail_scratch_of(const TailBackward *w, int worker)
     return s;
 }
 
+/* Numbers of floats of the sums of dK, or dV, of a head, and of dQ^T of a tile. */
+static int64_t tail_key_floats(const TailBackward *w)
+{
+    return w->dense.inner.keys * w->tiles.row_width;
+}
+
 static int64_t tail_dqt_floats(const TailBackward *w)
 {
     return w->tiles.row_width * w->tiles.tile_width;
 }
 
-static void tail_choose_blocks(TailBackward *w)
+/* Chooses the numbers of parts and blocks. All sums of dK of a head, or of dQ, have no more rows than the
+ * larger of its numbers of proxies and runs, apart from incomplete tiles. */
+static void tail_divide(TailBackward *w)
 {
-    const DsviAttentionArgs *inner = &w->dense.inner;
-    int64_t pairs = inner->batch * inner->heads, keys = inner->keys;
-    int64_t for_runs = dsvi_pieces(keys, BLOCK_RUNS);
-    int64_t for_pieces = dsvi_min(dsvi_pieces(TAIL_PIECES, pairs > 0 ? pairs : 1), keys / BLOCK_RUNS_MIN);
-    w->blocks = for_pieces > for_runs ? for_pieces : for_runs;
-    w->blocks = w->blocks < 1 ? 1 : dsvi_min(w->blocks, TAIL_BLOCKS_MAX);
-    w->block_runs = dsvi_pieces(keys, w->blocks);
+    int64_t chunks = w->dense.inner.queries, runs = w->dense.inner.keys;
+    int64_t parts = runs > 0 ? dsvi_min(w->tiles.count, chunks / runs) : 1;
+    int64_t blocks = chunks > 0 ? dsvi_min(runs / BLOCK_RUNS_MIN, runs / chunks) : 1;
+    w->parts = parts > 1 ? dsvi_min(parts, TAIL_PIECES) : 1;
+    w->blocks = blocks > 1 ? dsvi_min(blocks, TAIL_PIECES) : 1;
 }
 
 static void tail_bwd_setup(const DsviAttentionTailArgs *args, TailBackward *w)
 {
     TailScratch s;
-    DsviBackwardQueries q;
     float *base = args->attention.workspace;
     size_t used = 0;
     *w = (TailBackward){.dense = dsvi_tail_dense(args, base, &used)};
     DsviAttentionArgs *inner = &w->dense.inner;
     int64_t pairs = inner->batch * inner->heads;
-    inner->dout = dsvi_tail_rows(inner, inner->queries, base, &used);
-    inner->lse = dsvi_take_floats(base, &used, pairs * inner->queries);
-    w->delta = dsvi_take_floats(base, &used, pairs * inner->queries);
-    w->query_delta = dsvi_take_floats(base, &used, pairs * args->attention.queries);
+    if (args->chunk > 1) {
+        inner->dout = dsvi_tail_rows(inner, inner->queries, base, &used);
+        inner->lse = dsvi_take_floats(base, &used, pairs * inner->queries);
+        w->delta = dsvi_take_floats(base, &used, pairs * inner->queries);
+        w->query_delta = dsvi_take_floats(base, &used, pairs * args->attention.queries);
+    }
     w->mask = (DsviTailMask){args, w->dense.logs};
     w->tiles = dsvi_attention_tiles(inner);
-    tail_choose_blocks(w);
-    w->tile_floats = dsvi_backward_queries(&w->tiles, NULL, &q);
-    w->head_floats = (w->tile_floats + (size_t)((w->blocks - 1) * tail_dqt_floats(w))) *
-                     (size_t)w->tiles.count;
+    tail_divide(w);
+    w->head_floats = (size_t)(w->parts * 2 * tail_key_floats(w));
+    if (w->blocks > 1)
+        w->head_floats += (size_t)(w->blocks * w->tiles.count * tail_dqt_floats(w));
     w->heads_at_once = w->head_floats > 0 ? (int64_t)(TAIL_HEADS_BYTES / sizeof(float) / w->head_floats)
                                           : pairs;
     w->heads_at_once = w->heads_at_once < 1 ? 1 : dsvi_min(w->heads_at_once, pairs);
@@ -107,16 +115,13 @@ static void tail_bwd_setup(const DsviAttentionTailArgs *args, TailBackward *w)
     w->floats = used;
 }
 
-/* Loads `count` rows of (b, h) from token `first` on and stores them transposed: (row_words, DELTA_QUERIES).
- */
+/* Loads `count` rows of head `pair` from token `first` on and stores them transposed: (row_words,
+ * DELTA_QUERIES). */
 static void tail_load_transposed(const TailBackward *w, const DsviHeads *rows, int64_t pair, int64_t first,
                                  int64_t count, float *loaded, float *out)
 {
-    const DsviAttentionArgs *a = &w->dense.args->attention;
     const DsviAttentionTiles *t = &w->tiles;
-    int64_t b = pair / a->heads, h = pair % a->heads;
-    for (int64_t i = 0; i < count; i++)
-        dsvi_row_words(t, a, rows->data, dsvi_heads_at(rows, b, first + i, h), loaded + i * t->row_words);
+    dsvi_rows_load(t, &w->dense.args->attention, rows, pair, first, count, loaded);
     dsvi_rows_transpose(loaded, t->row_words, t->row_words, count, out, DELTA_QUERIES);
 }
 
@@ -180,160 +185,167 @@ static void tail_gather_range(void *context, int64_t begin, int64_t end, int wor
     }
 }
 
-static DsviBackwardQueries tail_queries_of(const TailBackward *w, int64_t head, int64_t tile)
+/* Returns the sums of dK, or if `dv` of dV, of one part of the tiles: (runs, row_width). */
+static float *tail_key_sums(const TailBackward *w, int64_t head, int64_t part, bool dv)
 {
-    DsviBackwardQueries q;
-    dsvi_backward_queries(&w->tiles, w->heads + (size_t)head * w->head_floats + (size_t)tile * w->tile_floats,
-                          &q);
-    return q;
+    return w->heads + (size_t)head * w->head_floats + (2 * part + dv) * tail_key_floats(w);
 }
 
-/* Returns the sum dQ^T of a tile over the keys of one block. Block 0 uses the sum of the packed tile. */
+/* Returns the sum dQ^T of a tile over the keys of one block of several. */
 static float *tail_dqt_of(const TailBackward *w, int64_t head, int64_t tile, int64_t block)
 {
-    if (block == 0)
-        return tail_queries_of(w, head, tile).dqt;
-    float *others = w->heads + (size_t)head * w->head_floats + (size_t)w->tiles.count * w->tile_floats;
-    return others + (tile * (w->blocks - 1) + block - 1) * tail_dqt_floats(w);
+    return tail_key_sums(w, head, w->parts, false) + (tile * w->blocks + block) * tail_dqt_floats(w);
 }
 
-/* Packs the proxies of a tile and their G_c in all forms. */
-static void tail_pack_tile(const TailBackward *w, int64_t head, int64_t tile)
+/* Adds factor * sum (row_width) to the row of token i of head `pair` of a gradient. */
+DSVI_SPECIALISED void tail_add_row(DsviDtype act, const DsviAttentionArgs *a, const DsviHeads *rows,
+                                   int64_t pair, int64_t i, const float *sum, float factor)
+{
+    void *row = dsvi_at(act, rows->data, dsvi_heads_at(rows, pair / a->heads, i, pair % a->heads));
+#pragma omp simd
+    for (int64_t d = 0; d < a->head_dim; d++)
+        dsvi_put(act, row, d, dsvi_get(act, row, d) + factor * sum[d]);
+}
+
+/* Adds the gradient of a mean, factor * sums, evenly to its members, tokens [from, to), for `heads` heads
+ * from `pair` on, whose sums are `stride` floats apart. Heads are the inner loop, because the rows of a token
+ * are close together in memory. */
+static void tail_spread(const DsviAttentionArgs *a, const DsviHeads *rows, int64_t pair, int64_t heads,
+                        int64_t from, int64_t to, const float *sums, int64_t stride, double factor)
+{
+    float each = (float)(factor / (double)(to - from));
+    for (int64_t i = from; i < to; i++)
+        for (int64_t n = 0; n < heads; n++) {
+            if (a->act == DSVI_F32)
+                tail_add_row(DSVI_F32, a, rows, pair + n, i, sums + n * stride, each);
+            else
+                tail_add_row(DSVI_BF16, a, rows, pair + n, i, sums + n * stride, each);
+        }
+}
+
+/* Adds the gradient of a tile's proxies, dQ^T, to their queries. */
+static void tail_spread_queries(const TailBackward *w, const TailScratch *s, int64_t head, int64_t tile,
+                                float *dqt)
+{
+    const DsviAttentionTailArgs *args = w->dense.args;
+    const DsviAttentionArgs *a = &args->attention;
+    const DsviAttentionTiles *t = &w->tiles;
+    int64_t first, count = dsvi_tile_queries(t, w->dense.inner.queries, tile, &first);
+    dsvi_rows_transpose(dqt, t->tile_width, dsvi_tile_width(t, count), t->row_width, s->tile.rows,
+                        t->row_width);
+    for (int64_t c = first; c < first + count; c++)
+        tail_spread(a, &a->dq, w->first_pair + head, 1, c * args->chunk,
+                    dsvi_min((c + 1) * args->chunk, a->queries), s->tile.rows + (c - first) * t->row_width, 0,
+                    a->scale);
+}
+
+/* A piece of work: one part of the tiles of a head with the runs [begin, end) of one block. */
+typedef struct TailPiece {
+    int64_t head, part, block;
+    int64_t begin, end;
+} TailPiece;
+
+/* Computes dQ^T of one tile over the runs of a piece, and adds to the sums of dK and dV of its part. */
+static void tail_piece_tile(const TailBackward *w, const TailScratch *s, const TailPiece *piece, int64_t tile)
 {
     const DsviAttentionArgs *inner = &w->dense.inner;
     const DsviAttentionTiles *t = &w->tiles;
-    DsviBackwardQueries q = tail_queries_of(w, head, tile);
-    int64_t first, count = dsvi_tile_queries(t, inner->queries, tile, &first), pair = w->first_pair + head;
-    int64_t b = pair / inner->heads, h = pair % inner->heads, at = pair * inner->queries + first;
-    for (int64_t i = 0; i < count; i++) {
-        dsvi_row_words(t, inner, inner->q.data, dsvi_heads_at(&inner->q, b, first + i, h),
-                       q.q + i * t->row_words);
-        dsvi_row_words(t, inner, inner->dout.data, dsvi_heads_at(&inner->dout, b, first + i, h),
-                       q.dout + i * t->row_words);
-    }
-    dsvi_rows_transpose(q.q, t->row_words, t->row_words, count, q.qt, t->tile_width);
-    dsvi_rows_transpose(q.dout, t->row_words, t->row_words, count, q.doutt, t->tile_width);
-    dsvi_rows_across(t, q.q, count, q.qx);
-    dsvi_rows_across(t, q.dout, count, q.doutx);
-    for (int64_t i = 0; i < t->tile_width; i++) {
-        q.lse[i] = i < count ? ((const float *)inner->lse)[at + i] : INFINITY;
-        q.delta[i] = i < count ? w->delta[at + i] : 0;
-    }
-}
-
-static void tail_pack_range(void *context, int64_t begin, int64_t end, int worker)
-{
-    const TailBackward *w = context;
-    (void)worker;
-    for (int64_t n = begin; n < end; n++)
-        tail_pack_tile(w, n / w->tiles.count, n % w->tiles.count);
-}
-
-/* Adds factor * sum (row_width) to tokens [first, last) of (b, h) of a gradient. */
-DSVI_SPECIALISED void tail_spread(DsviDtype act, const DsviHeads *rows, int64_t b, int64_t h, int64_t first,
-                                  int64_t last, int64_t dim, const float *sum, float factor)
-{
-    for (int64_t i = first; i < last; i++) {
-        void *row = dsvi_at(act, rows->data, dsvi_heads_at(rows, b, i, h));
-#pragma omp simd
-        for (int64_t d = 0; d < dim; d++)
-            dsvi_put(act, row, d, dsvi_get(act, row, d) + factor * sum[d]);
-    }
-}
-
-/* Adds factor * sums[n] / members to each member of means [first, first + count), of `size` tokens each. */
-static void tail_spread_rows(const TailBackward *w, const DsviHeads *rows, int64_t pair, int64_t first,
-                             int64_t count, int64_t size, int64_t tokens, const float *sums, double factor)
-{
-    const DsviAttentionArgs *inner = &w->dense.inner;
-    int64_t b = pair / inner->heads, h = pair % inner->heads, dim = inner->head_dim;
-    for (int64_t n = 0; n < count; n++) {
-        int64_t from = (first + n) * size, to = dsvi_min(from + size, tokens);
-        const float *sum = sums + n * w->tiles.row_width;
-        float each = (float)(factor / (double)(to - from));
-        if (inner->act == DSVI_F32)
-            tail_spread(DSVI_F32, rows, b, h, from, to, dim, sum, each);
-        else
-            tail_spread(DSVI_BF16, rows, b, h, from, to, dim, sum, each);
-    }
-}
-
-/* Computes dQ^T of one tile over runs [begin, end) of block `block`, and adds to the block's sums of dK and
- * dV. */
-static void tail_block_tile(const TailBackward *w, const TailScratch *s, int64_t head, int64_t block,
-                            int64_t tile, int64_t begin, int64_t end)
-{
-    const DsviAttentionArgs *inner = &w->dense.inner;
-    DsviBackwardQueries q = tail_queries_of(w, head, tile);
-    int64_t first, count = dsvi_tile_queries(&w->tiles, inner->queries, tile, &first);
-    int64_t pair = w->first_pair + head;
+    DsviBackwardQueries q = s->q;
+    int64_t first, count = dsvi_tile_queries(t, inner->queries, tile, &first);
+    int64_t pair = w->first_pair + piece->head;
     int32_t keys[DSVI_TILE_KEYS];
     DsviTailTile at = {pair / inner->heads, pair % inner->heads, first, count, s->cursor};
     DsviBackwardPass pass = {.args = inner,
-                             .tiles = &w->tiles,
+                             .tiles = t,
                              .scratch = &s->tile,
                              .q = &q,
                              .pair = pair,
                              .queries = count,
                              .keys = keys,
-                             .dk = s->dk,
-                             .dv = s->dv,
-                             .first_key = begin};
-    q.dqt = tail_dqt_of(w, head, tile, block);
-    memset(q.dqt, 0, (size_t)tail_dqt_floats(w) * sizeof(float));
-    dsvi_tail_begin(&w->mask, &at, begin);
-    for (int64_t r = begin; r < end; r += DSVI_TILE_KEYS) {
-        pass.count = dsvi_min(DSVI_TILE_KEYS, end - r);
+                             .dk = tail_key_sums(w, piece->head, piece->part, false),
+                             .dv = tail_key_sums(w, piece->head, piece->part, true)};
+    if (w->blocks > 1)
+        q.dqt = tail_dqt_of(w, piece->head, tile, piece->block);
+    dsvi_backward_pack(t, inner, pair, first, count, &q);
+    if (w->dense.args->chunk == 1)
+        dsvi_backward_delta(t, inner, &s->tile, pair, first, count, &q);
+    else
+        for (int64_t i = 0; i < t->tile_width; i++)
+            q.delta[i] = i < count ? w->delta[pair * inner->queries + first + i] : 0;
+    for (int64_t c = first; c < first + count; c++)
+        dsvi_row_prefetch(inner, &inner->dq, at.b, c * w->dense.args->chunk, at.h);
+    dsvi_tail_begin(&w->mask, &at, piece->begin);
+    for (int64_t r = piece->begin; r < piece->end; r += DSVI_TILE_KEYS) {
+        pass.count = dsvi_min(DSVI_TILE_KEYS, piece->end - r);
         for (int64_t j = 0; j < pass.count; j++)
             keys[j] = (int32_t)(r + j);
         dsvi_backward_scores(&pass);
-        dsvi_tail_mask(&w->mask, &at, r, pass.count, s->tile.p, w->tiles.tile_width);
+        dsvi_tail_mask(&w->mask, &at, r, pass.count, s->tile.p, t->tile_width);
         dsvi_backward_gradients(&pass);
     }
+    if (w->blocks == 1)
+        tail_spread_queries(w, s, piece->head, tile, q.dqt);
 }
 
-static void tail_block_range(void *context, int64_t from, int64_t to, int worker)
+static void tail_piece_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const TailBackward *w = context;
-    const DsviAttentionTailArgs *args = w->dense.args;
-    const DsviAttentionArgs *a = &args->attention;
     TailScratch s = tail_scratch_of(w, worker);
+    int64_t pieces = w->parts * w->blocks, row = w->tiles.row_width, runs = w->dense.inner.keys;
     dsvi_tile_products_begin();
-    for (int64_t n = from; n < to; n++) {
-        int64_t head = n / w->blocks, block = n % w->blocks, runs = w->dense.inner.keys;
-        int64_t begin = dsvi_min(block * w->block_runs, runs), end = dsvi_min(begin + w->block_runs, runs);
-        size_t bytes = (size_t)((end - begin) * w->tiles.row_width) * sizeof(float);
-        memset(s.dk, 0, bytes);
-        memset(s.dv, 0, bytes);
-        for (int64_t tile = 0; tile < w->tiles.count; tile++)
-            tail_block_tile(w, &s, head, block, tile, begin, end);
-        tail_spread_rows(w, &a->dk, w->first_pair + head, begin, end - begin, args->run, a->keys, s.dk,
-                         a->scale);
-        tail_spread_rows(w, &a->dv, w->first_pair + head, begin, end - begin, args->run, a->keys, s.dv, 1);
+    for (int64_t n = begin; n < end; n++) {
+        TailPiece p = {.head = n / pieces, .part = n % pieces / w->blocks, .block = n % w->blocks};
+        p.begin = p.block * runs / w->blocks;
+        p.end = (p.block + 1) * runs / w->blocks;
+        int64_t last_tile = (p.part + 1) * w->tiles.count / w->parts;
+        for (int dv = 0; dv < 2; dv++)
+            memset(tail_key_sums(w, p.head, p.part, dv) + p.begin * row, 0,
+                   (size_t)((p.end - p.begin) * row) * sizeof(float));
+        for (int64_t tile = p.part * w->tiles.count / w->parts; tile < last_tile; tile++)
+            tail_piece_tile(w, &s, &p, tile);
     }
     dsvi_tile_products_end();
 }
 
-/* Adds the blocks' sums of dQ^T and spreads them over the queries, for tiles [begin, end). */
-static void tail_queries_range(void *context, int64_t begin, int64_t end, int worker)
+/* Adds `others` further arrays of `count` floats, which are `stride` floats apart, to the first array. */
+static void tail_add_up(float *sum, int64_t count, int64_t stride, int64_t others)
+{
+    for (int64_t n = 1; n <= others; n++)
+        for (int64_t i = 0; i < count; i++)
+            sum[i] += sum[n * stride + i];
+}
+
+/* Adds the sums of dK and dV of the parts and spreads them over the keys, for runs [begin, end) of all heads
+ * of the batch. */
+static void tail_keys_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const TailBackward *w = context;
     const DsviAttentionTailArgs *args = w->dense.args;
-    const DsviAttentionTiles *t = &w->tiles;
+    const DsviAttentionArgs *a = &args->attention;
+    int64_t row = w->tiles.row_width, head_floats = (int64_t)w->head_floats;
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t from = r * args->run, to = dsvi_min(from + args->run, a->keys);
+        for (int dv = 0; dv < 2; dv++) {
+            for (int64_t head = 0; head < w->batch; head++)
+                tail_add_up(tail_key_sums(w, head, 0, dv) + r * row, row, 2 * tail_key_floats(w),
+                            w->parts - 1);
+            tail_spread(a, dv ? &a->dv : &a->dk, w->first_pair, w->batch, from, to,
+                        tail_key_sums(w, 0, 0, dv) + r * row, head_floats, dv ? 1 : a->scale);
+        }
+    }
+}
+
+/* Adds the sums of dQ^T of several blocks and spreads them over the queries, for tiles [begin, end). */
+static void tail_queries_range(void *context, int64_t begin, int64_t end, int worker)
+{
+    const TailBackward *w = context;
     TailScratch s = tail_scratch_of(w, worker);
     for (int64_t n = begin; n < end; n++) {
-        int64_t head = n / t->count, tile = n % t->count, first;
-        int64_t count = dsvi_tile_queries(t, w->dense.inner.queries, tile, &first);
+        int64_t head = n / w->tiles.count, tile = n % w->tiles.count;
         float *sum = tail_dqt_of(w, head, tile, 0);
-        for (int64_t block = 1; block < w->blocks; block++) {
-            const float *part = tail_dqt_of(w, head, tile, block);
-            for (int64_t i = 0; i < tail_dqt_floats(w); i++)
-                sum[i] += part[i];
-        }
-        dsvi_rows_transpose(sum, t->tile_width, dsvi_tile_width(t, count), t->row_width, s.tile.rows,
-                            t->row_width);
-        tail_spread_rows(w, &args->attention.dq, w->first_pair + head, first, count, args->chunk,
-                         args->attention.queries, s.tile.rows, args->attention.scale);
+        tail_add_up(sum, tail_dqt_floats(w), tail_dqt_floats(w), w->blocks - 1);
+        tail_spread_queries(w, &s, head, tile, sum);
     }
 }
 
@@ -356,14 +368,18 @@ static DsvStatus cpu_attention_tail_bwd(DsviStream *stream, const DsviAttentionT
     const DsviAttentionArgs *a = &args->attention;
     int64_t pairs = a->batch * a->heads;
     dsvi_tail_prepare(&w.dense);
-    dsvi_parallel_for(pairs * dsvi_pieces(a->queries, DELTA_QUERIES), 4, tail_delta_range, &w);
-    dsvi_parallel_for(pairs * w.dense.inner.queries, dsvi_rows_per_piece(args->chunk * a->head_dim),
-                      tail_gather_range, &w);
+    if (args->chunk > 1) {
+        dsvi_parallel_for(pairs * dsvi_pieces(a->queries, DELTA_QUERIES), 4, tail_delta_range, &w);
+        dsvi_parallel_for(pairs * w.dense.inner.queries, dsvi_rows_per_piece(args->chunk * a->head_dim),
+                          tail_gather_range, &w);
+    }
     for (w.first_pair = 0; w.first_pair < pairs; w.first_pair += w.heads_at_once) {
-        int64_t heads = dsvi_min(w.heads_at_once, pairs - w.first_pair);
-        dsvi_parallel_for(heads * w.tiles.count, 1, tail_pack_range, &w);
-        dsvi_parallel_for(heads * w.blocks, 1, tail_block_range, &w);
-        dsvi_parallel_for(heads * w.tiles.count, 1, tail_queries_range, &w);
+        w.batch = dsvi_min(w.heads_at_once, pairs - w.first_pair);
+        dsvi_parallel_for(w.batch * w.parts * w.blocks, 1, tail_piece_range, &w);
+        dsvi_parallel_for(w.dense.inner.keys, dsvi_rows_per_piece(w.batch * args->run * a->head_dim),
+                          tail_keys_range, &w);
+        if (w.blocks > 1)
+            dsvi_parallel_for(w.batch * w.tiles.count, 1, tail_queries_range, &w);
     }
     return DSV_OK;
 }
