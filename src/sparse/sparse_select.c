@@ -24,7 +24,7 @@
 static const uint64_t RANK_SEEDS = UINT64_C(1) << 40;
 
 /* For each list the histogram counts spans that hold at least so many keys, or all if there are fewer. */
-enum { COUNTED_KEYS = 4096 };
+enum { COUNTED_KEYS = 2048 };
 
 /* Returns whether lists follow from a count for each head (sparse.rule=topk) instead of a threshold. */
 static bool uses_topk(const DsviSparse *s)
