@@ -15,8 +15,8 @@ BARE = ["sparse.order=tube", "sparse.grain=1", "sparse.tail=none", "sparse.targe
         "sparse.max_head_error=0.9", "sparse.dense_finish=0"]
 # The default rule of dsv.
 DEFAULT = ["sparse.order=zcube", "sparse.grain=8", "sparse.group=64", "sparse.chunk=4", "sparse.tail=key",
-           "sparse.tail_run=64", "sparse.target_mass=0", "sparse.target_density=0.05",
-           "sparse.min_keys=1024", "sparse.max_error=0.65", "sparse.max_head_error=1",
+           "sparse.tail_run=128", "sparse.target_mass=0", "sparse.target_density=0.05",
+           "sparse.min_keys=512", "sparse.max_error=0.65", "sparse.max_head_error=1",
            "sparse.dense_finish=0.15"]
 FRAME, TUBE = ["sparse.order=hilbert"], ["sparse.order=tube"]
 MASS = {mass: FRAME + [f"sparse.target_mass={mass / 100}", "sparse.target_density=0",

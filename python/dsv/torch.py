@@ -390,7 +390,7 @@ class SparseAttention(torch.nn.Module):
     blocks: the number of blocks that have self-attention.
     options: options of dsv by name (target_density stands for sparse.target_density; seed, threads, isa and
         deterministic too), see `dsv help options`. enabled=False makes all blocks dense. With fewer than
-        20,480 tokens lists may hold min_keys=1024 keys even if target_density allows fewer.
+        10,240 tokens lists may hold min_keys=512 keys even if target_density allows fewer.
     """
 
     def __init__(self, blocks, **options):

@@ -24,12 +24,20 @@ bool dsvi_sparse_has_tail(const DsvConfig *settings)
     return settings->sparse_enabled && strcmp(settings->sparse_tail, "none") != 0;
 }
 
-/* Returns sparse.tail_chunk or sparse.tail_run, whose 0 means 64 where that divides a group. */
-static int64_t tail_length(const DsvConfig *settings, int64_t given)
+static int64_t tail_chunk(const DsvConfig *settings)
 {
-    if (given > 0)
-        return given;
+    if (settings->sparse_tail_chunk > 0)
+        return settings->sparse_tail_chunk;
     return settings->sparse_group % 64 == 0 ? 64 : settings->sparse_group;
+}
+
+/* Means of 128 keys only where ranks can still divide a clip at most multiples of groups. */
+static int64_t tail_run(const DsvConfig *settings)
+{
+    int64_t group = settings->sparse_group;
+    if (settings->sparse_tail_run > 0)
+        return settings->sparse_tail_run;
+    return group == 64 || group % 128 == 0 ? 128 : group % 64 == 0 ? 64 : group;
 }
 
 DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings)
@@ -38,8 +46,7 @@ DsviSparseTail dsvi_sparse_tail_of(const DsvConfig *settings)
          keys = strcmp(settings->sparse_tail, "query") != 0;
     if (!dsvi_sparse_has_tail(settings))
         return (DsviSparseTail){0, 0};
-    return (DsviSparseTail){queries ? tail_length(settings, settings->sparse_tail_chunk) : 1,
-                            keys ? tail_length(settings, settings->sparse_tail_run) : 1};
+    return (DsviSparseTail){queries ? tail_chunk(settings) : 1, keys ? tail_run(settings) : 1};
 }
 
 static int64_t common_multiple(int64_t a, int64_t b)

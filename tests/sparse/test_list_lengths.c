@@ -108,17 +108,17 @@ static void test_expected_work(void **state)
     DsvConfig settings;
     (void)state;
     dsv_config_defaults(&settings);
-    assert_true(dsvi_sparse_expected_work(&settings, 32760) == 0.05 + 1.0 / 64);
-    assert_true(dsvi_sparse_expected_work(&settings, 4096) == 0.25 + 1.0 / 64);
-    assert_true(dsvi_sparse_expected_work(&settings, 1024) == 1);
+    assert_true(dsvi_sparse_expected_work(&settings, 32760) == 0.05 + 1.0 / 128);
+    assert_true(dsvi_sparse_expected_work(&settings, 4096) == 0.125 + 1.0 / 128);
+    assert_true(dsvi_sparse_expected_work(&settings, 512) == 1);
     rig_set(&settings, "sparse.rule=topk"); /* lists may then be shorter, and blocks sparse */
-    assert_true(dsvi_sparse_expected_work(&settings, 1024) == settings.sparse_max_density + 1.0 / 64);
+    assert_true(dsvi_sparse_expected_work(&settings, 512) == settings.sparse_max_density + 1.0 / 128);
     rig_set(&settings, "sparse.rule=threshold");
     rig_set(&settings, "sparse.target_mass=0.9");
-    assert_true(dsvi_sparse_expected_work(&settings, 1024) == settings.sparse_max_density + 1.0 / 64);
+    assert_true(dsvi_sparse_expected_work(&settings, 512) == settings.sparse_max_density + 1.0 / 128);
     rig_set(&settings, "sparse.target_mass=0");
     rig_set(&settings, "sparse.min_keys=0");
-    assert_true(dsvi_sparse_expected_work(&settings, 1024) == 0.05 + 1.0 / 64);
+    assert_true(dsvi_sparse_expected_work(&settings, 1024) == 0.05 + 1.0 / 128);
     rig_set(&settings, "sparse.target_density=0");
     rig_set(&settings, "sparse.tail=none");
     assert_true(dsvi_sparse_expected_work(&settings, 1024) == settings.sparse_max_density);

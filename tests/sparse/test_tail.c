@@ -282,14 +282,16 @@ static void test_guard_watches_the_worst_head(void **state)
     }
 }
 
-/* Without sparse.tail_chunk and sparse.tail_run a tail has means of 64, or of a group. */
+/* Without sparse.tail_chunk a tail has means of 64 queries, or of a group. Without sparse.tail_run it has
+ * means of 128 keys, or of 64 or a group where ranks otherwise could not divide a clip at most multiples of
+ * groups. */
 static void test_default_lengths(void **state)
 {
     static const struct {
         const char *tail;
         int64_t group, chunk, run;
-    } cases[] = {{"key", 64, 1, 64},   {"key", 192, 1, 64},  {"key", 32, 1, 32},   {"key", 96, 1, 96},
-                 {"query", 64, 64, 1}, {"query", 96, 96, 1}, {"both", 128, 64, 64}};
+    } cases[] = {{"key", 64, 1, 128}, {"key", 192, 1, 64},  {"key", 256, 1, 128}, {"key", 32, 1, 32},
+                 {"key", 96, 1, 96},  {"query", 64, 64, 1}, {"query", 96, 96, 1}, {"both", 128, 64, 128}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         DsvConfig settings = rig_settings();
