@@ -1,7 +1,7 @@
-/* SIMD variant of the backward pass of attention_tail: the backward pass of attention of proxies to mean
- * keys, with the products of attention_backward.h. With chunks of one query, its lse, delta and dout are
- * lse_i, delta_i and dout_i of the whole, because u_i P_ir = w_ir exp(-lse_i). With larger chunks they are
- * log T_c, D_c and G_c.
+/* SIMD variant of the backward pass of attention_tail (ops/attention_tail.h has the symbols): the backward
+ * pass of attention of proxies to mean keys, with the products of attention_backward.h. With chunks of one
+ * query it uses lse, delta and dout of attention to list and tail together, because u_i P_ir = w_ir
+ * exp(-lse_i). With larger chunks it uses log T_c, D_c and G_c.
  *
  * If a head has more proxies than runs, its tiles of proxies are divided into parts, each with its own sums
  * of dK and dV. If it has more runs than proxies, the runs are divided into blocks, each with its own sums of
@@ -15,7 +15,8 @@
 #include "cpu/simd_fill.h"
 
 enum {
-    TAIL_PIECES = 8,      /* pieces of work of a head, so that all threads have some */
+    TAIL_PIECES = 8,      /* most parts, or fewest blocks of many runs, so that all threads have work */
+    BLOCK_RUNS = 768,     /* most runs of a block if there are several, so that its sums stay in cache */
     BLOCK_RUNS_MIN = 256, /* fewest runs of a block: enough to amortise packing the proxies */
     DELTA_QUERIES = 64,   /* queries whose delta is computed at a time */
     TAIL_HEADS_BYTES = 256 << 20
@@ -75,15 +76,16 @@ static int64_t tail_dqt_floats(const TailBackward *w)
     return w->tiles.row_width * w->tiles.tile_width;
 }
 
-/* Chooses the numbers of parts and blocks. All sums of dK of a head, or of dQ, have no more rows than the
- * larger of its numbers of proxies and runs, apart from incomplete tiles. */
+/* Chooses the numbers of parts and blocks. The sums of all parts have at most as many rows as there are
+ * proxies, those of all blocks at most as many as there are runs, apart from incomplete tiles. */
 static void tail_divide(TailBackward *w)
 {
     int64_t chunks = w->dense.inner.queries, runs = w->dense.inner.keys;
     int64_t parts = runs > 0 ? dsvi_min(w->tiles.count, chunks / runs) : 1;
-    int64_t blocks = chunks > 0 ? dsvi_min(runs / BLOCK_RUNS_MIN, runs / chunks) : 1;
+    int64_t pieces = dsvi_min(runs / BLOCK_RUNS_MIN, TAIL_PIECES), cached = dsvi_pieces(runs, BLOCK_RUNS);
+    int64_t blocks = chunks > 0 ? dsvi_min(runs / chunks, pieces > cached ? pieces : cached) : 1;
     w->parts = parts > 1 ? dsvi_min(parts, TAIL_PIECES) : 1;
-    w->blocks = blocks > 1 ? dsvi_min(blocks, TAIL_PIECES) : 1;
+    w->blocks = blocks > 1 ? blocks : 1;
 }
 
 static void tail_bwd_setup(const DsviAttentionTailArgs *args, TailBackward *w)

@@ -171,7 +171,7 @@ static inline void dsvi_rows_gather(const DsviAttentionTiles *t, const DsviAtten
     dsvi_rows_finish(t->pairs, count, t->row_words, out);
 }
 
-/* Prefetches row (b, token, h) into cache. */
+/* Prefetches row (b, token, h) into the second-level cache. */
 static inline void dsvi_row_prefetch(const DsviAttentionArgs *args, const DsviHeads *rows, int64_t b,
                                      int64_t token, int64_t h)
 {
