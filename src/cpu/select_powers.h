@@ -3,7 +3,7 @@
  *
  * dsvi_select_power(x) is the float whose bits are (x + 127) 2^23. The proxies are therefore multiplied by
  * 2^23, and each sum of products starts at (127 + term) 2^23, where `term` is the number that is added to all
- * scores of the proxy. The sum, rounded to an integer, is the result. At this magnitude a float has 16 or
+ * scores of the proxy. The integer part of the sum is the result. At this magnitude a float has 16 or
  * more fractional bits of the exponent x. */
 #ifndef DSVI_SELECT_POWERS_H
 #define DSVI_SELECT_POWERS_H
@@ -28,6 +28,9 @@ typedef struct DsviPowers {
     const float *start;      /* (DSVI_TILE_ROWS) dsvi_power_start of each proxy, 0 for rows without one */
     const float *candidates; /* (features, pitch): transposed; all strips are readable to their end */
     int64_t pitch, count;    /* count: number of candidates */
+    const float *kept; /* (DSVI_TILE_ROWS, kept_row) sums of products that dsvi_powers_keep stored, or NULL:
+                        * they are computed */
+    int64_t kept_row;
 } DsviPowers;
 
 static inline float dsvi_power_start(double term)
@@ -35,10 +38,16 @@ static inline float dsvi_power_start(double term)
     return (float)((127 + term) * DSVI_POWER_UNIT);
 }
 
-/* Computes the sums of products of the strip that begins at candidate c. */
+/* Computes the sums of products of the strip that begins at candidate c, each with the start of its proxy. */
 static inline __attribute__((always_inline)) void dsvi_power_scores(const DsviPowers *p, int64_t c,
                                                                     DsviVec score[DSVI_TILE_ROWS][2])
 {
+    for (int i = 0; p->kept && i < DSVI_TILE_ROWS; i++)
+        for (int j = 0; j < 2; j++)
+            score[i][j] = dsvi_vec_load(p->kept + i * p->kept_row + c + j * DSVI_LANES) +
+                          dsvi_vec_all(p->start[i]);
+    if (p->kept)
+        return;
     const DsviTileProduct t = {.m = DSVI_TILE_ROWS,
                                .n = DSVI_POWER_STRIP,
                                .k = p->features,
@@ -56,6 +65,19 @@ static inline __attribute__((always_inline)) void dsvi_power_scores(const DsviPo
     for (int i = 0; i < DSVI_TILE_ROWS; i++)
         score[i][0] = score[i][1] = dsvi_vec_all(p->start[i]);
     dsvi_tile_sum(&t, t.a, t.b, 0, t.k, 2, false, score);
+}
+
+/* Stores the sums of products, with the starts, in rows of `to` that are `row` floats apart. Rows are written
+ * to the end of the last strip. */
+static inline void dsvi_powers_keep(const DsviPowers *p, float *to, int64_t row)
+{
+    DsviVec score[DSVI_TILE_ROWS][2];
+    for (int64_t c = 0; c < p->count; c += DSVI_POWER_STRIP) {
+        dsvi_power_scores(p, c, score);
+        for (int i = 0; i < DSVI_TILE_ROWS; i++)
+            for (int j = 0; j < 2; j++)
+                dsvi_vec_store(to + i * row + c + j * DSVI_LANES, score[i][j]);
+    }
 }
 
 /* Returns the upper limits of the sums of a vector: `limit` in each lane that holds a candidate, and

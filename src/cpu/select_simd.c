@@ -21,6 +21,7 @@
 enum {
     BLOCK_PROXIES = 32,  /* proxies in one product */
     BLOCK_COLUMNS = 256, /* candidates in one product */
+    KEPT = 4,            /* times the memory of candidates that estimates may take to be kept */
     SLICES = 16          /* parts into which the groups of a (batch, head) are divided for the histograms */
 };
 
@@ -35,10 +36,12 @@ typedef struct Select {
     const DsviSelectArgs *args;
     int64_t pairs, groups, proxies, spans;
     int64_t team;        /* largest number of groups in a team */
+    bool keeps;          /* select_histogram computes and keeps the estimates of all spans */
     int64_t words;       /* number of 64-bit words that hold one bit for each span, for one group */
     Columns all;         /* candidates of every (batch, head), one after another */
     double *slice_count; /* (pairs, SLICES, BINS) */
     double *slice_mass;  /* (pairs, SLICES, BINS) */
+    float *estimates;    /* (pairs * groups, spans) estimates that are kept for select_lists, or NULL */
     uint64_t *chosen;    /* (pairs * groups, words) bits of the chosen spans */
     double *mass;        /* (pairs * groups) estimated mass of each list */
     float *workers;
@@ -50,9 +53,11 @@ typedef struct Scratch {
     float *proxies;  /* (BLOCK_PROXIES, features) */
     float *scores;   /* (BLOCK_PROXIES, BLOCK_COLUMNS); unused if features are coarse */
     float *estimate; /* (team, all.width) estimates of candidates, then of spans */
-    float *counted;  /* transposed candidates of the spans that a tile of groups counts in the histogram;
-                      * unused if all spans are counted */
-    uint64_t *draws; /* random bits of exploration: one for each span, or for each block of keys */
+    float *counted;  /* of the spans that a tile of groups counts in the histogram, the transposed candidates,
+                      * or  one group's estimates if they are kept; unused if all spans are counted */
+    float *products; /* (DSVI_TILE_ROWS, all.width) sums of products; only if estimates are kept */
+    const float *kept; /* `products` while they are those of the loaded proxies, or NULL */
+    uint64_t *draws;   /* random bits of exploration: one for each span, or for each block of keys */
 } Scratch;
 
 static Columns select_columns_of(const DsviSelectArgs *args, int64_t spans, int64_t last_span,
@@ -86,6 +91,13 @@ static int64_t counted_floats(const Select *s)
     return s->args->bin_skip > 0 ? column_blocks(columns) * block_floats(s) : 0;
 }
 
+/* Returns whether the estimates of all spans are worth the memory to keep them: each product of a proxy and a
+ * candidate is then computed once instead of two to three times. */
+static bool worth_keeping(const Select *s)
+{
+    return s->args->coarse && s->groups * s->spans <= KEPT * column_blocks(s->all.width) * block_floats(s);
+}
+
 /* Returns the columns of all candidates of a (batch, head). */
 static Columns columns_of_pair(const Select *s, int64_t pair)
 {
@@ -101,9 +113,11 @@ static size_t select_scratch_layout(const Select *s, float *base, Scratch *scrat
     size_t used = 0;
     int64_t draw_words = dsvi_choose_words(dsvi_explore_units_max(s->args));
     scratch->proxies = dsvi_take_floats(base, &used, BLOCK_PROXIES * s->args->features);
-    scratch->scores = dsvi_take_floats(base, &used, BLOCK_PROXIES * BLOCK_COLUMNS);
+    scratch->scores = dsvi_take_floats(base, &used, s->args->coarse ? 0 : BLOCK_PROXIES * BLOCK_COLUMNS);
     scratch->estimate = dsvi_take_floats(base, &used, s->team * s->all.width);
     scratch->counted = dsvi_take_floats(base, &used, counted_floats(s));
+    scratch->products = dsvi_take_floats(base, &used, s->keeps ? DSVI_TILE_ROWS * s->all.width : 0);
+    scratch->kept = NULL;
     scratch->draws = (uint64_t *)dsvi_take_floats(base, &used, 2 * draw_words);
     return used;
 }
@@ -123,8 +137,8 @@ static size_t select_take(size_t *used, size_t bytes)
 }
 
 /* Initialises `s`, with buffers in the workspace `base`. Returns the bytes of workspace. If `base` is NULL,
- * only computes this number. */
-static size_t select_layout(const DsviSelectArgs *args, char *base, Select *s)
+ * only computes this number. Estimates are kept only if `keep`. */
+static size_t select_layout(const DsviSelectArgs *args, char *base, bool keep, Select *s)
 {
     size_t used = 0;
     Scratch scratch;
@@ -135,6 +149,7 @@ static size_t select_layout(const DsviSelectArgs *args, char *base, Select *s)
                   .spans = dsvi_select_spans(args),
                   .team = team_groups(args)};
     s->all = select_columns_of(args, s->spans, s->spans - 1, NULL);
+    s->keeps = keep && worth_keeping(s);
     s->words = dsvi_choose_words(s->spans);
     size_t bins = (size_t)s->pairs * SLICES * DSVI_SELECT_BINS * sizeof(double);
     size_t lists = (size_t)(s->pairs * s->groups);
@@ -145,6 +160,7 @@ static size_t select_layout(const DsviSelectArgs *args, char *base, Select *s)
     size_t mass = select_take(&used, lists * sizeof(double));
     size_t chosen = select_take(&used, lists * (size_t)s->words * sizeof(uint64_t));
     size_t histograms = select_take(&used, 2 * bins);
+    size_t estimates = select_take(&used, s->keeps ? lists * (size_t)s->spans * sizeof(float) : 0);
     if (base) {
         s->all.transposed = (float *)(base + all);
         s->workers = (float *)(base + workers);
@@ -152,6 +168,7 @@ static size_t select_layout(const DsviSelectArgs *args, char *base, Select *s)
         s->chosen = (uint64_t *)(base + chosen);
         s->slice_count = (double *)(base + histograms);
         s->slice_mass = (double *)(base + histograms + bins);
+        s->estimates = s->keeps ? (float *)(base + estimates) : NULL;
     }
     return used;
 }
@@ -160,7 +177,7 @@ static size_t select_workspace(DsviStream *stream, const DsviSelectArgs *args)
 {
     (void)stream;
     Select s;
-    return select_layout(args, NULL, &s);
+    return select_layout(args, NULL, true, &s);
 }
 
 static Scratch select_scratch_of(const Select *s, int worker)
@@ -236,7 +253,7 @@ static void load_proxies(const Select *s, int64_t pair, int64_t first, int64_t c
 static int64_t cpu_select_score(const Select *s, const Columns *of, const Scratch *scratch, int64_t count,
                                 int64_t first)
 {
-    int64_t columns = of->width - first < BLOCK_COLUMNS ? of->width - first : (int64_t)BLOCK_COLUMNS;
+    int64_t columns = dsvi_min(of->width - first, BLOCK_COLUMNS);
     dsvi_tile_product(&(DsviTileProduct){.m = dsvi_round_up(count, DSVI_TILE_ROWS),
                                          .n = columns,
                                          .k = s->args->features,
@@ -304,7 +321,9 @@ static DsviPowers powers_of(const Select *s, const Columns *of, const Scratch *s
                         .start = start + p,
                         .candidates = of->transposed + from / BLOCK_COLUMNS * block_floats(s),
                         .pitch = BLOCK_COLUMNS,
-                        .count = dsvi_min(of->count - from, BLOCK_COLUMNS)};
+                        .count = dsvi_min(of->count - from, BLOCK_COLUMNS),
+                        .kept = scratch->kept ? scratch->kept + from : NULL,
+                        .kept_row = s->all.width};
 }
 
 /* Computes sum[p], the sum over all candidates of power(score - reference[p]), of `count` loaded proxies. */
@@ -379,7 +398,7 @@ static void team_lse(const Select *s, const Scratch *scratch, int64_t pair, int6
     int64_t end = first_proxy(s, g_end);
     const Columns all = columns_of_pair(s, pair);
     for (int64_t first = first_proxy(s, g); first < end; first += BLOCK_PROXIES) {
-        int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
+        int64_t count = dsvi_min(end - first, BLOCK_PROXIES);
         float *lse = s->args->lse + pair * s->proxies + first;
         load_proxies(s, pair, first, count, scratch->proxies);
         if (s->args->coarse)
@@ -461,16 +480,22 @@ static void sum_spans(const Select *s, const Columns *of, float *estimate)
     }
 }
 
+static void clear_estimates(const Select *s, const Columns *of, const Scratch *scratch, int64_t g,
+                            int64_t g_end)
+{
+    for (int64_t group = g; group < g_end; group++)
+        memset(estimate_of(s, scratch, g, group), 0, (size_t)of->width * sizeof(float));
+}
+
 /* Computes the estimates e_gr (ops/select.h) of groups [g, g_end) and of each span r of the columns `of`, in
  * scratch->estimate. */
 static void team_estimates(const Select *s, const Columns *of, const Scratch *scratch, int64_t pair,
                            int64_t g, int64_t g_end)
 {
     int64_t end = first_proxy(s, g_end);
-    for (int64_t group = g; group < g_end; group++)
-        memset(estimate_of(s, scratch, g, group), 0, (size_t)of->width * sizeof(float));
+    clear_estimates(s, of, scratch, g, g_end);
     for (int64_t first = first_proxy(s, g); first < end; first += BLOCK_PROXIES) {
-        int64_t count = end - first < BLOCK_PROXIES ? end - first : (int64_t)BLOCK_PROXIES;
+        int64_t count = dsvi_min(end - first, BLOCK_PROXIES);
         load_proxies(s, pair, first, count, scratch->proxies);
         if (s->args->coarse)
             add_coarse(s, of, scratch, pair, g, first, count);
@@ -479,6 +504,49 @@ static void team_estimates(const Select *s, const Columns *of, const Scratch *sc
     }
     for (int64_t group = g; group < g_end; group++)
         sum_spans(s, of, estimate_of(s, scratch, g, group));
+}
+
+/* Keeps the sums of products of the first DSVI_TILE_ROWS loaded proxies and all candidates. */
+static void keep_products(const Select *s, const Columns *all, const Scratch *scratch)
+{
+    static const float start[DSVI_TILE_ROWS] = {0};
+    for (int64_t from = 0; from < all->width; from += BLOCK_COLUMNS) {
+        const DsviPowers powers = powers_of(s, all, scratch, 0, start, from);
+        dsvi_powers_keep(&powers, scratch->products + from, all->width);
+    }
+}
+
+/* Does the same as team_lse, and then the same as team_estimates for all spans, for coarse features. Keeps
+ * the products of a few proxies at a time, so that they stay in cache. */
+static void team_lse_and_estimates(const Select *s, const Scratch *scratch, int64_t pair, int64_t g,
+                                   int64_t g_end)
+{
+    int64_t end = first_proxy(s, g_end);
+    const Columns all = columns_of_pair(s, pair);
+    Scratch kept = *scratch;
+    kept.kept = scratch->products;
+    clear_estimates(s, &all, scratch, g, g_end);
+    for (int64_t first = first_proxy(s, g); first < end; first += DSVI_TILE_ROWS) {
+        int64_t count = dsvi_min(end - first, DSVI_TILE_ROWS);
+        load_proxies(s, pair, first, count, scratch->proxies);
+        keep_products(s, &all, scratch);
+        coarse_lse(s, &all, &kept, count, s->args->lse + pair * s->proxies + first);
+        add_coarse(s, &all, &kept, pair, g, first, count);
+    }
+    for (int64_t group = g; group < g_end; group++)
+        sum_spans(s, &all, estimate_of(s, scratch, g, group));
+}
+
+/* Returns the estimates of the spans that list n counts in the histogram, and sets *spans to their number.
+ * `estimate` has the estimates of all spans. */
+static const float *counted_estimates(const Select *s, const Scratch *scratch, int64_t n,
+                                      const float *estimate, int64_t *spans)
+{
+    uint32_t rotation = dsvi_select_rotation(s->args, n);
+    *spans = s->args->bin_skip > 0 ? dsvi_select_counted_spans(s->args, rotation) : s->spans;
+    for (int64_t r = 0; r < *spans && s->args->bin_skip > 0; r++)
+        scratch->counted[r] = estimate[dsvi_select_counted_span(s->args, rotation, r)];
+    return s->args->bin_skip > 0 ? scratch->counted : estimate;
 }
 
 static void add_to_histogram(const float *estimate, int64_t spans, double *count, double *mass)
@@ -501,6 +569,42 @@ static void add_to_histogram(const float *estimate, int64_t spans, double *count
     }
 }
 
+/* Computes lse and the estimates of the groups of slice n, keeps the estimates, and adds those of counted
+ * spans to the histogram. */
+static void keep_slice(const Select *s, const Scratch *scratch, int64_t n, double *count, double *mass)
+{
+    int64_t pair = n / SLICES, slice = n % SLICES, last = (slice + 1) * s->groups / SLICES;
+    for (int64_t g = slice * s->groups / SLICES, next; g < last; g = next) {
+        next = dsvi_min(g + s->team, last);
+        team_lse_and_estimates(s, scratch, pair, g, next);
+        for (int64_t group = g; group < next; group++) {
+            int64_t list = pair * s->groups + group, spans;
+            const float *estimate = estimate_of(s, scratch, g, group);
+            memcpy(s->estimates + list * s->spans, estimate, (size_t)s->spans * sizeof *estimate);
+            estimate = counted_estimates(s, scratch, list, estimate, &spans);
+            add_to_histogram(estimate, spans, count, mass);
+        }
+    }
+}
+
+/* Does the same without keeping estimates. Only those of counted spans are computed. */
+static void count_slice(const Select *s, const Scratch *scratch, int64_t n, double *count, double *mass)
+{
+    int64_t pair = n / SLICES, slice = n % SLICES, tile = -1, last = (slice + 1) * s->groups / SLICES;
+    Columns counted = columns_of_pair(s, pair);
+    for (int64_t g = slice * s->groups / SLICES, next; g < last; g = next) {
+        if (s->args->bin_skip > 0 && g / DSVI_COUNTED_GROUPS != tile)
+            counted = copy_counted(s, pair, dsvi_select_rotation(s->args, pair * s->groups + g),
+                                   scratch->counted);
+        tile = g / DSVI_COUNTED_GROUPS;
+        next = dsvi_min(dsvi_min(g + s->team, last), (tile + 1) * DSVI_COUNTED_GROUPS);
+        team_lse(s, scratch, pair, g, next);
+        team_estimates(s, &counted, scratch, pair, g, next);
+        for (int64_t group = g; group < next; group++)
+            add_to_histogram(estimate_of(s, scratch, g, group), counted.spans, count, mass);
+    }
+}
+
 /* Fills the partial histograms of slices [begin, end). Slice n is a part of the groups of (batch, head) n
  * / SLICES. */
 static void histogram_range(void *context, int64_t begin, int64_t end, int worker)
@@ -508,22 +612,13 @@ static void histogram_range(void *context, int64_t begin, int64_t end, int worke
     const Select *s = context;
     Scratch scratch = select_scratch_of(s, worker);
     for (int64_t n = begin; n < end; n++) {
-        int64_t pair = n / SLICES, slice = n % SLICES, tile = -1, last = (slice + 1) * s->groups / SLICES;
-        Columns counted = columns_of_pair(s, pair);
         double *count = s->slice_count + n * DSVI_SELECT_BINS, *mass = s->slice_mass + n * DSVI_SELECT_BINS;
         memset(count, 0, DSVI_SELECT_BINS * sizeof *count);
         memset(mass, 0, DSVI_SELECT_BINS * sizeof *mass);
-        for (int64_t g = slice * s->groups / SLICES, next; g < last; g = next) {
-            if (s->args->bin_skip > 0 && g / DSVI_COUNTED_GROUPS != tile)
-                counted = copy_counted(s, pair, dsvi_select_rotation(s->args, pair * s->groups + g),
-                                       scratch.counted);
-            tile = g / DSVI_COUNTED_GROUPS;
-            next = dsvi_min(dsvi_min(g + s->team, last), (tile + 1) * DSVI_COUNTED_GROUPS);
-            team_lse(s, &scratch, pair, g, next);
-            team_estimates(s, &counted, &scratch, pair, g, next);
-            for (int64_t group = g; group < next; group++)
-                add_to_histogram(estimate_of(s, &scratch, g, group), counted.spans, count, mass);
-        }
+        if (s->estimates)
+            keep_slice(s, &scratch, n, count, mass);
+        else
+            count_slice(s, &scratch, n, count, mass);
     }
 }
 
@@ -550,7 +645,9 @@ static void reduce_range(void *context, int64_t begin, int64_t end, int worker)
 
 static DsvStatus cpu_select_prepare(const DsviSelectArgs *args, Select *s)
 {
-    size_t needed = select_layout(args, args->workspace, s);
+    /* A workspace for more queries or keys, whose estimates are not kept, may be too small to keep these. */
+    bool keep = args->workspace_bytes >= select_layout(args, NULL, true, s);
+    size_t needed = select_layout(args, args->workspace, keep, s);
     if (args->workspace_bytes < needed)
         return DSVI_FAIL(DSV_E_SHAPE, "select: workspace has %zu bytes, expected %zu", args->workspace_bytes,
                          needed);
@@ -601,9 +698,14 @@ static void choose_range(void *context, int64_t begin, int64_t end, int worker)
         int64_t pair = n / teams_of_pair(s), first = n % teams_of_pair(s) * s->team;
         int64_t last = dsvi_min(first + s->team, s->groups);
         const Columns all = columns_of_pair(s, pair);
-        team_estimates(s, &all, &scratch, pair, first, last);
-        for (int64_t g = first; g < last; g++)
-            choose(s, pair * s->groups + g, estimate_of(s, &scratch, first, g), scratch.draws);
+        bool kept = s->estimates && s->args->again;
+        if (!kept)
+            team_estimates(s, &all, &scratch, pair, first, last);
+        for (int64_t g = first; g < last; g++) {
+            int64_t list = pair * s->groups + g;
+            choose(s, list, kept ? s->estimates + list * s->spans : estimate_of(s, &scratch, first, g),
+                   scratch.draws);
+        }
     }
 }
 

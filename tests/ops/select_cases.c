@@ -614,6 +614,7 @@ void check_select_cases(const DsviBackend *backend, bool coarse)
         {1, 2, 150, 600, 64, 4, 1, 1, 4, 3},      {1, 2, 140, 2065, 16, 1, 1, 8, 4, 1.5},
         {2, 2, 130, 330, 32, 2, 1, 3, 12, 0.4},   {1, 2, 150, 2090, 64, 4, 2, 8, 16, 1.5},
         {1, 1, 130, 603, 64, 4, 4, 8, 16, 0.4},   {1, 2, 90, 2, 2, 2, 1, 1, 16, 100},
+        {1, 2, 350, 600, 16, 4, 1, 1, 4, 1.5},
     };
     for (int i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
         check_select(backend, &shapes[i], i, coarse);
