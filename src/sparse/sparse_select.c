@@ -23,7 +23,7 @@
  * so that no two ranks get the same seed. */
 static const uint64_t RANK_SEEDS = UINT64_C(1) << 40;
 
-/* For each list the histogram counts spans that hold at least so many keys, or all if there are fewer. */
+/* The histogram counts spans with at least so many keys of each list, or all keys if there are fewer. */
 enum { COUNTED_KEYS = 2048 };
 
 /* Returns whether lists follow from a count for each head (sparse.rule=topk) instead of a threshold. */

@@ -27,7 +27,7 @@ struct AttentionFinish {
     int64_t run, tokens; /* in a tail: number of tokens of a key, and of all tokens; else 0 */
 };
 
-/* Tokens of a run to which one thread adds, and the largest number of threads that share a run. */
+/* Tokens of a run for each thread, as long as no more than RUN_THREADS threads then share the run. */
 constexpr int RUN_TOKENS = 16, RUN_THREADS = 64;
 
 constexpr int64_t KEYS_MAX = (int64_t)1 << 30; /* keys, and rows of queries: kernels number them with ints */

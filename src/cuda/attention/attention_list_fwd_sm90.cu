@@ -60,7 +60,7 @@ namespace {
 
 using namespace hopper;
 
-constexpr int JOBS = 2, CACHE_LINE = 128; /* bytes of a line of the L2 cache */
+constexpr int JOBS = 2;
 /* Numbers of named barriers. ORDER_BARRIER and the next one order the products of the two consumers. */
 enum { ORDER_BARRIER = 1, PRODUCER_BARRIER = 3 };
 
@@ -263,6 +263,7 @@ template <typename C>
 __device__ __forceinline__ void prefetch_out(const AttentionProblem &a, const Tile &tile)
 {
     static_assert(C::QUERIES == WARPGROUP, "a thread of the producer has one row");
+    constexpr int CACHE_LINE = 128; /* bytes of a line of the L2 cache */
     const char *row = reinterpret_cast<const char *>(
         static_cast<const __nv_bfloat16 *>(a.out.data) + tile.b * a.out.batch_stride +
         tile.h * a.out.head_stride + (tile.first + threadIdx.x) * a.out.token_stride);

@@ -6,7 +6,7 @@
  * outputs. All sums have a fixed order.
  *
  * The time is bound by reading V, and K if chunks have several queries, once per sampled query, mostly from
- * the L2 cache. A measuring step calls this op twice per transformer block, so it is kept simple. */
+ * the L2 cache. */
 #include <math.h>
 
 #include "cuda/common/cuda.h"
@@ -161,7 +161,7 @@ __device__ void weigh(const ErrorWork<T> &w, const ErrorList &list, float larges
 
 /* ---- outputs ---- */
 
-/* Adds to the sums of both outputs the elements d .. d + VEC - 1 of the values part, part + parts, ... */
+/* Adds to the sums of both outputs VEC elements, those at `values`, of the rows part, part + parts, ... */
 template <int VEC, typename T>
 __device__ __forceinline__ void add_values(const ErrorWork<T> &w, const T *values, int part, int parts,
                                            const float *exact, const float *listed, float (&out)[2][VEC])
@@ -220,7 +220,7 @@ __device__ void compare_outputs(const ErrorWork<T> &w, int64_t row, int64_t pair
     }
 }
 
-/* Grid: one block per row. VEC divides the elements of a value. */
+/* Grid: one block per row. VEC divides the number of elements of a value. */
 template <int VEC, typename T> __global__ __launch_bounds__(ERROR_THREADS) void error_kernel(ErrorWork<T> w)
 {
     __shared__ float shared[ERROR_WARPS];
