@@ -1,9 +1,10 @@
 /* Sums of the powers of two of coarse scores (ops/select.h, DSVI_SELECT_COARSE_ERROR). The scores of a block
- * of proxies and a strip of candidates, and their powers, stay in registers and are never stored.
+ * of proxies and a strip of candidates, and their powers, stay in registers. Only the sums of products may be
+ * stored, for a second use.
  *
  * dsvi_select_power(x) is the float whose bits are (x + 127) 2^23. The proxies are therefore multiplied by
- * 2^23, and each sum of products starts at (127 + term) 2^23, where `term` is the number that is added to all
- * scores of the proxy. The integer part of the sum is the result. At this magnitude a float has 16 or
+ * 2^23, and (127 + term) 2^23 is added to each sum of products, where `term` is the number that is added to
+ * all scores of the proxy. The integer part of the sum is the result. At this magnitude a float has 16 or
  * more fractional bits of the exponent x. */
 #ifndef DSVI_SELECT_POWERS_H
 #define DSVI_SELECT_POWERS_H
@@ -38,16 +39,11 @@ static inline float dsvi_power_start(double term)
     return (float)((127 + term) * DSVI_POWER_UNIT);
 }
 
-/* Computes the sums of products of the strip that begins at candidate c, each with the start of its proxy. */
+/* Computes the sums of products of the strip that begins at candidate c, each plus the start of its proxy.
+ * Kept and computed sums give equal bits. */
 static inline __attribute__((always_inline)) void dsvi_power_scores(const DsviPowers *p, int64_t c,
                                                                     DsviVec score[DSVI_TILE_ROWS][2])
 {
-    for (int i = 0; p->kept && i < DSVI_TILE_ROWS; i++)
-        for (int j = 0; j < 2; j++)
-            score[i][j] = dsvi_vec_load(p->kept + i * p->kept_row + c + j * DSVI_LANES) +
-                          dsvi_vec_all(p->start[i]);
-    if (p->kept)
-        return;
     const DsviTileProduct t = {.m = DSVI_TILE_ROWS,
                                .n = DSVI_POWER_STRIP,
                                .k = p->features,
@@ -63,8 +59,14 @@ static inline __attribute__((always_inline)) void dsvi_power_scores(const DsviPo
                                .pairs = false,
                                .piece = 0};
     for (int i = 0; i < DSVI_TILE_ROWS; i++)
-        score[i][0] = score[i][1] = dsvi_vec_all(p->start[i]);
-    dsvi_tile_sum(&t, t.a, t.b, 0, t.k, 2, false, score);
+        for (int j = 0; j < 2; j++)
+            score[i][j] = p->kept ? dsvi_vec_load(p->kept + i * p->kept_row + c + j * DSVI_LANES)
+                                  : dsvi_vec_all(0);
+    if (!p->kept)
+        dsvi_tile_sum(&t, t.a, t.b, 0, t.k, 2, false, score);
+    for (int i = 0; i < DSVI_TILE_ROWS; i++)
+        for (int j = 0; j < 2; j++)
+            score[i][j] += dsvi_vec_all(p->start[i]);
 }
 
 /* Stores the sums of products, with the starts, in rows of `to` that are `row` floats apart. Rows are written

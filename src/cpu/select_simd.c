@@ -4,8 +4,8 @@
  * Candidates are first transposed in blocks of (features, candidates), so that they are in vector lanes.
  * Proxies are the rows of a tile product. The few proxies of a small group would leave rows empty, so several
  * consecutive groups, a team, are scored in one product. Each worker holds one row of estimates for each
- * group of a team, never the whole matrix of scores. The scores of coarse features do not even leave the
- * registers (select_powers.h).
+ * group of a team, never the whole matrix of scores. Powers of the scores of coarse features do not even
+ * leave the registers (select_powers.h).
  *
  * Lists are made in three steps: first the spans of each group are chosen and marked as bits, and their
  * number and mass computed; then the offsets of the lists are computed in order; then the bits are written as
