@@ -537,16 +537,21 @@ static void team_lse_and_estimates(const Select *s, const Scratch *scratch, int6
         sum_spans(s, &all, estimate_of(s, scratch, g, group));
 }
 
-/* Returns the estimates of the spans that list n counts in the histogram, and sets *spans to their number.
- * `estimate` has the estimates of all spans. */
+/* Returns the estimates of the spans that list n counts in the histogram, with zeros up to a whole vector,
+ * and sets *spans to their number. `estimate` has the estimates of all spans. */
 static const float *counted_estimates(const Select *s, const Scratch *scratch, int64_t n,
                                       const float *estimate, int64_t *spans)
 {
     uint32_t rotation = dsvi_select_rotation(s->args, n);
-    *spans = s->args->bin_skip > 0 ? dsvi_select_counted_spans(s->args, rotation) : s->spans;
-    for (int64_t r = 0; r < *spans && s->args->bin_skip > 0; r++)
+    *spans = s->spans;
+    if (s->args->bin_skip == 0)
+        return estimate;
+    *spans = dsvi_select_counted_spans(s->args, rotation);
+    for (int64_t r = 0; r < *spans; r++)
         scratch->counted[r] = estimate[dsvi_select_counted_span(s->args, rotation, r)];
-    return s->args->bin_skip > 0 ? scratch->counted : estimate;
+    for (int64_t r = *spans; r % DSVI_LANES; r++)
+        scratch->counted[r] = 0;
+    return scratch->counted;
 }
 
 static void add_to_histogram(const float *estimate, int64_t spans, double *count, double *mass)
