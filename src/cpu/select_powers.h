@@ -101,7 +101,8 @@ static inline DsviVec dsvi_power_of(DsviVec x, DsviVec limit)
     return dsvi_vec_from_bits(__builtin_convertvector(x, DsviVecInt));
 }
 
-/* Computes, separately in each lane, sum[i] += the powers of the scores of proxy i. */
+/* Computes, separately in each lane, sum[i] += the powers of the scores of proxy i. The sums are copied, so
+ * that they stay in registers during the loop. */
 static inline void dsvi_powers_sum(const DsviPowers *p, DsviVec *sum)
 {
     DsviVec score[DSVI_TILE_ROWS][2], total[DSVI_TILE_ROWS];

@@ -298,10 +298,10 @@ static float log_sum(const LaneSums *lanes)
 static void exact_lse(const Select *s, const Columns *all, const Scratch *scratch, int64_t count, float *lse)
 {
     LaneSums lanes[BLOCK_PROXIES];
-    /* The maximum starts at -3e38 and not at -inf, because a lane may contain only padding, and -inf - -inf
-     * is NaN. */
+    /* The maximum starts at a finite number and not at -inf, because a lane may contain only padding, and
+     * -inf - -inf is NaN. */
     for (int64_t p = 0; p < count; p++)
-        lanes[p] = (LaneSums){dsvi_vec_all(-3e38f), dsvi_vec_all(0)};
+        lanes[p] = (LaneSums){dsvi_vec_all(DSVI_POWER_LOWEST), dsvi_vec_all(0)};
     for (int64_t from = 0; from < all->width; from += BLOCK_COLUMNS) {
         int64_t columns = cpu_select_score(s, all, scratch, count, from);
         for (int64_t p = 0; p < count; p++)

@@ -132,8 +132,8 @@ def test_finishes(work):
     call("learn.py", *words, "--variants", "lists5-query64")
     failed = run("learn.py", *words, "--variants", "lists5-query64-finish")
     assert failed.returncode == 1 and "step 51 was deleted" in failed.stderr, failed.stderr
-    # learn.py trains the named variants and those that they continue. study.json keeps the options of the
-    # variants that earlier calls named.
+    # A variant with a dense finish continues another variant, so learn.py trains both. study.json keeps the
+    # options of variants from earlier calls.
     call("learn.py", *words, "--variants", "lists10-finish")
     options = json.loads((work / "later" / "study.json").read_text())["options"]
     for name in ("lists5-query64", "lists10", "lists10-finish"):
