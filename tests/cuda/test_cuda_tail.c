@@ -317,17 +317,19 @@ static void hopper_serves_tails(void **state)
     }
 }
 
-/* In deterministic mode results do not depend on the order in which thread blocks run. */
+/* In deterministic mode results do not depend on the order in which thread blocks run. In default mode they
+ * may: thread blocks add to dq in any order. */
 static void the_same_bits_again(void **state)
 {
+    static const int numbers[] = {1, 2, 3, 9, 10}; /* indices of LARGE: three query tails, two key tails */
     (void)state;
     if (!gpu_backend.device->deterministic)
         skip();
-    for (size_t i = 1; i < 4; i++) {
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         Host host;
         Problem p;
         size_t bytes = 0;
-        Shape shape = size_of(&LARGE[i]);
+        Shape shape = size_of(&LARGE[numbers[i]]);
         create_host(&host, &shape, DSVI_BF16);
         create(&p, &host);
         for (int n = INPUTS; n < TENSORS; n++)
