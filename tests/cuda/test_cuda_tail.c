@@ -49,6 +49,38 @@ static const Shape LARGE[] = {
     {1, 1, 40000, 1500, 72, 64, 64, 1, 32, 0.2},
 };
 
+#define FIXED_ORDER "sums in a fixed order"
+#define LARGE_HEADS "head size above 128"
+#define LONG_RUNS "runs of more than 255 keys"
+#define PARTIAL_TILES "groups are not whole tiles of 64 queries"
+#define UNALIGNED "rows are not whole chunks of 16 bytes"
+
+/* Reasons why the Hopper kernels decline the passes of a tail; NULL: they serve. */
+typedef struct Why {
+    const char *forward, *backward;
+} Why;
+
+/* Key tails just inside and just outside what the Hopper kernels serve, or just before and after a change of
+ * their schedule. `why`: why these kernels decline both passes; NULL: they serve both. */
+static const struct {
+    Shape shape;
+    const char *why;
+} LIMITS[] = {
+    {{1, 1, 64, 520, 64, 64, 1, 1, 255, 0}, NULL},
+    {{1, 1, 64, 520, 64, 64, 1, 1, 256, 0}, LONG_RUNS},
+    {{1, 2, 64, 130, 128, 64, 1, 1, 16, 0.1}, NULL},
+    {{1, 2, 64, 130, 136, 64, 1, 1, 16, 0.1}, LARGE_HEADS},
+    {{1, 2, 64, 130, 72, 64, 1, 1, 16, 0.1}, NULL},
+    {{1, 2, 64, 130, 68, 64, 1, 1, 16, 0.1}, UNALIGNED},
+    {{1, 2, 200, 130, 64, 128, 1, 1, 16, 0.1}, NULL},
+    {{1, 2, 200, 130, 64, 96, 1, 1, 16, 0.1}, PARTIAL_TILES},
+    {{1, 2, 96, 130, 64, 96, 1, 1, 16, 0.1}, NULL}, /* one group need not be whole tiles */
+    {{1, 2, 64, 256, 64, 64, 1, 1, 2, 0.1}, NULL},  /* one block of 128 runs */
+    {{1, 2, 64, 257, 64, 64, 1, 1, 2, 0.1}, NULL},  /* two blocks */
+    {{1, 2, 65, 257, 128, 64, 1, 1, 2, 0.1}, NULL}, /* two tiles of queries, in two slices */
+    {{1, 2, 64, 5, 64, 64, 1, 1, 16, 0.2}, NULL},   /* fewer keys than a run has */
+};
+
 /* Memory of a problem, on the host for the reference or on the GPU. */
 typedef struct Problem {
     DsviAttentionTailArgs args;
@@ -212,20 +244,20 @@ static void attend_on_host(Host *host)
 
 /* Fails the test unless each result is near the expected one. BF16 operands and results are rounded by up to
  * 2^-9, several times, and in another order. */
-static void compare(const Shape *shape, DsviDtype act, const size_t *bytes, const unsigned char *found,
-                    void *const *expected, const char *what)
+static void compare(const Host *host, const unsigned char *found, void *const *expected, const char *what)
 {
+    const Shape *shape = &host->shape;
     for (int i = INPUTS; i < TENSORS; i++) {
-        DsviDtype dtype = i < ROWS ? act : DSVI_F32;
-        double error = relative_l2(dtype, found, dtype, expected[i],
-                                   (int64_t)(bytes[i] / dsvi_dtype_size(dtype)));
-        double bound = act == DSVI_F32 ? 1e-5 : i < ROWS ? 1e-2 : 1e-3;
+        DsviDtype dtype = i < ROWS ? host->act : DSVI_F32;
+        int64_t n = (int64_t)(host->bytes[i] / dsvi_dtype_size(dtype));
+        double error = relative_l2(dtype, found, dtype, expected[i], n);
+        double bound = host->act == DSVI_F32 ? 1e-5 : i < ROWS ? 1e-2 : 1e-3;
         assert_error_below(error, bound,
                            "%s, %s: %s of %lld x %lld, head size %lld, group %lld, chunk %lld, run %lld",
-                           what, dsvi_dtype_name(act), NAMES[i], (long long)shape->queries,
+                           what, dsvi_dtype_name(host->act), NAMES[i], (long long)shape->queries,
                            (long long)shape->keys, (long long)shape->dim, (long long)shape->group,
                            (long long)shape->chunk, (long long)shape->run);
-        found += bytes[i];
+        found += host->bytes[i];
     }
 }
 
@@ -237,31 +269,69 @@ static int make_portable(void)
     return capability;
 }
 
-static void compare_with_reference(const Shape *shape, DsviDtype act)
+/* Fails the test unless the kernels that served an op's last call are those for Hopper, or, with a reason
+ * `why` to decline the call, the portable ones. */
+static void assert_served(const char *variant, const char *why)
 {
-    Host host;
+    char expected[DSVI_CUDA_VARIANT_BYTES];
+    snprintf(expected, sizeof expected, "cuda, %s%s", why ? "portable: " : "sm_90a", why ? why : "");
+    assert_string_equal(variant, expected);
+}
+
+/* Fails the test if this is a Hopper GPU and its kernels declined the last calls for other reasons. In
+ * deterministic mode they decline every backward pass. */
+static void assert_tail_served(const Why *why)
+{
+    const DsviStream *stream = gpu_backend.device->stream;
+    const DsviOps *ops = &gpu_backend.ops;
+    if (stream->capability != 90)
+        return;
+    assert_served(ops->attention_tail_fwd.variant, why->forward);
+    if (stream->deterministic)
+        assert_non_null(strstr(ops->attention_tail_bwd.variant, "cuda, portable: "));
+    else
+        assert_served(ops->attention_tail_bwd.variant, why->backward);
+}
+
+/* Compares the kernels that this GPU uses, and the portable ones, with the reference. `why` NULL: any kernels
+ * may serve. Frees `host`. */
+static void compare_with_reference(Host *host, const Why *why)
+{
     Problem p;
-    create_host(&host, shape, act);
-    create(&p, &host);
-    attend_on_host(&host);
+    create(&p, host);
+    attend_on_host(host);
     unsigned char *found = attend(&p);
-    compare(shape, act, host.bytes, found, host.memory, "default");
+    compare(host, found, host->memory, "default");
+    if (why)
+        assert_tail_served(why);
     int capability = make_portable();
     unsigned char *portable = attend(&p);
     gpu_backend.device->stream->capability = capability;
-    compare(shape, act, host.bytes, portable, host.memory, "portable");
+    compare(host, portable, host->memory, "portable");
     free(found);
     free(portable);
     destroy(&p);
-    free_host(&host);
+    free_host(host);
 }
 
 static void tails_agree_with_reference(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof SMALL / sizeof *SMALL; i++) {
-        compare_with_reference(&SMALL[i], DSVI_F32);
-        compare_with_reference(&SMALL[i], DSVI_BF16);
+    for (size_t i = 0; i < sizeof SMALL / sizeof *SMALL; i++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            Host host;
+            create_host(&host, &SMALL[i], bf16 ? DSVI_BF16 : DSVI_F32);
+            compare_with_reference(&host, NULL);
+        }
+}
+
+static void hopper_serves_key_tails_up_to_its_limits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LIMITS / sizeof *LIMITS; i++) {
+        Host host;
+        create_host(&host, &LIMITS[i].shape, DSVI_BF16);
+        compare_with_reference(&host, &(Why){LIMITS[i].why, LIMITS[i].why});
     }
 }
 
@@ -295,10 +365,8 @@ static void hopper_serves_tails(void **state)
         create_host(&host, &shape, DSVI_BF16);
         create(&p, &host);
         unsigned char *found = attend(&p), *at;
-        const char *backward = stream->deterministic ? "cuda, portable: sums in a fixed order"
-                                                     : "cuda, sm_90a";
-        assert_string_equal(gpu_backend.ops.attention_tail_fwd.variant, "cuda, sm_90a");
-        assert_string_equal(gpu_backend.ops.attention_tail_bwd.variant, backward);
+        assert_served(gpu_backend.ops.attention_tail_fwd.variant, NULL);
+        assert_served(gpu_backend.ops.attention_tail_bwd.variant, stream->deterministic ? FIXED_ORDER : NULL);
         int capability = make_portable();
         at = attend(&p);
         stream->capability = capability;
@@ -308,7 +376,7 @@ static void hopper_serves_tails(void **state)
             expected[n] = at + begin;
             begin += host.bytes[n];
         }
-        compare(&shape, DSVI_BF16, host.bytes, found, expected, "Hopper");
+        compare(&host, found, expected, "Hopper");
         stream->multiprocessors = multiprocessors;
         free(found);
         free(at);
@@ -350,6 +418,7 @@ static int run(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tails_agree_with_reference),
+        cmocka_unit_test(hopper_serves_key_tails_up_to_its_limits),
         cmocka_unit_test(hopper_serves_tails),
         cmocka_unit_test(the_same_bits_again),
     };
