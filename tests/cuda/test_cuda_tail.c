@@ -10,6 +10,8 @@
 #include "test.h"
 
 enum { INPUTS = 4, ROWS = 8, TENSORS = 10 }; /* q k v dout; out dq dk dv; lse, tail_lse */
+enum { Q, K, V, DOUT, OUT, DQ, DK };
+enum { SPARE = 8 }; /* unused elements after each tensor of rows, into which a layout may move the rows */
 
 static const char *const NAMES[TENSORS] = {"q", "k", "v", "dout", "out", "dq", "dk", "dv", "lse", "tail lse"};
 
@@ -54,6 +56,7 @@ static const Shape LARGE[] = {
 #define LONG_RUNS "runs of more than 255 keys"
 #define PARTIAL_TILES "groups are not whole tiles of 64 queries"
 #define UNALIGNED "rows are not whole chunks of 16 bytes"
+#define NO_TMA "TMA does not support these strides or addresses"
 
 /* Reasons why the Hopper kernels decline the passes of a tail; NULL: they serve. */
 typedef struct Why {
@@ -81,6 +84,28 @@ static const struct {
     {{1, 2, 64, 5, 64, 64, 1, 1, 16, 0.2}, NULL},   /* fewer keys than a run has */
 };
 
+/* How one tensor of a key tail differs from a compact one that begins at a multiple of 16 bytes. */
+typedef struct Layout {
+    int tensor;
+    int64_t shift; /* the rows begin this number of elements later, at most SPARE */
+    bool shared;   /* all clips of the batch have the rows of the first */
+    Why why;
+} Layout;
+
+/* TMA reads the means of k and v, which are always compact, and in the backward pass q, out and dout. The
+ * forward pass needs q and out at multiples of 16 bytes, the backward pass also dout and dq. */
+static const Layout LAYOUTS[] = {
+    {Q, 0, true, {NULL, NO_TMA}},
+    {DOUT, 0, true, {NULL, NO_TMA}},
+    {K, 0, true, {NULL, NULL}},
+    {Q, 1, false, {UNALIGNED, UNALIGNED}},
+    {DOUT, 1, false, {NULL, UNALIGNED}},
+    {V, 1, false, {NULL, NULL}},
+    {OUT, 1, false, {UNALIGNED, UNALIGNED}},
+    {DQ, 1, false, {NULL, UNALIGNED}},
+    {DK, 1, false, {NULL, NULL}},
+};
+
 /* Memory of a problem, on the host for the reference or on the GPU. */
 typedef struct Problem {
     DsviAttentionTailArgs args;
@@ -93,6 +118,7 @@ typedef struct Problem {
 typedef struct Host {
     Shape shape;
     DsviDtype act;
+    const Layout *layout; /* NULL: all tensors are compact */
     DsviLists lists;
     void *memory[TENSORS];
     size_t bytes[TENSORS];
@@ -109,7 +135,7 @@ static void create_host(Host *host, const Shape *shape, DsviDtype act)
     *host = (Host){.shape = *shape, .act = act};
     for (int i = 0; i < TENSORS; i++) {
         int64_t rows = shape->batch * shape->heads;
-        int64_t n = i < ROWS    ? rows * tokens_of(shape, i) * shape->dim
+        int64_t n = i < ROWS    ? rows * tokens_of(shape, i) * shape->dim + SPARE
                     : i == ROWS ? rows * shape->queries
                                 : rows * dsvi_tail_chunks(shape->queries, shape->chunk);
         host->bytes[i] = (size_t)n * (i < ROWS ? dsvi_dtype_size(act) : sizeof(float));
@@ -158,6 +184,12 @@ static void set_args(Problem *p, const Host *host)
                              .lists = &p->lists};
     for (int i = 0; i < ROWS; i++)
         *rows[i] = dsvi_heads(p->memory[i], tokens_of(s, i), s->heads, s->dim);
+    if (host->layout) {
+        DsviHeads *other = rows[host->layout->tensor];
+        other->data = (char *)other->data + (size_t)host->layout->shift * dsvi_dtype_size(host->act);
+        if (host->layout->shared)
+            other->batch_stride = 0;
+    }
     a->lse = p->memory[ROWS];
     p->args.chunk = s->chunk;
     p->args.run = s->run;
@@ -247,16 +279,22 @@ static void attend_on_host(Host *host)
 static void compare(const Host *host, const unsigned char *found, void *const *expected, const char *what)
 {
     const Shape *shape = &host->shape;
+    const Layout *layout = host->layout;
     for (int i = INPUTS; i < TENSORS; i++) {
         DsviDtype dtype = i < ROWS ? host->act : DSVI_F32;
-        int64_t n = (int64_t)(host->bytes[i] / dsvi_dtype_size(dtype));
-        double error = relative_l2(dtype, found, dtype, expected[i], n);
+        size_t size = dsvi_dtype_size(dtype), first = 0;
+        int64_t n = (int64_t)(host->bytes[i] / size) - (i < ROWS ? SPARE : 0);
+        if (layout && layout->tensor == i)
+            first = (size_t)layout->shift * size;
+        double error = relative_l2(dtype, found + first, dtype, (char *)expected[i] + first, n);
         double bound = host->act == DSVI_F32 ? 1e-5 : i < ROWS ? 1e-2 : 1e-3;
         assert_error_below(error, bound,
-                           "%s, %s: %s of %lld x %lld, head size %lld, group %lld, chunk %lld, run %lld",
+                           "%s, %s: %s of %lld x %lld, head size %lld, group %lld, chunk %lld, run %lld, "
+                           "layout changed for %s",
                            what, dsvi_dtype_name(host->act), NAMES[i], (long long)shape->queries,
                            (long long)shape->keys, (long long)shape->dim, (long long)shape->group,
-                           (long long)shape->chunk, (long long)shape->run);
+                           (long long)shape->chunk, (long long)shape->run,
+                           layout ? NAMES[layout->tensor] : "no tensor");
         found += host->bytes[i];
     }
 }
@@ -332,6 +370,18 @@ static void hopper_serves_key_tails_up_to_its_limits(void **state)
         Host host;
         create_host(&host, &LIMITS[i].shape, DSVI_BF16);
         compare_with_reference(&host, &(Why){LIMITS[i].why, LIMITS[i].why});
+    }
+}
+
+static void key_tails_take_any_layout(void **state)
+{
+    static const Shape shape = {2, 2, 130, 200, 128, 64, 1, 1, 16, 0.2};
+    (void)state;
+    for (size_t i = 0; i < sizeof LAYOUTS / sizeof *LAYOUTS; i++) {
+        Host host;
+        create_host(&host, &shape, DSVI_BF16);
+        host.layout = &LAYOUTS[i];
+        compare_with_reference(&host, &LAYOUTS[i].why);
     }
 }
 
@@ -419,6 +469,7 @@ static int run(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tails_agree_with_reference),
         cmocka_unit_test(hopper_serves_key_tails_up_to_its_limits),
+        cmocka_unit_test(key_tails_take_any_layout),
         cmocka_unit_test(hopper_serves_tails),
         cmocka_unit_test(the_same_bits_again),
     };
