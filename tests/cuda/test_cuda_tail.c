@@ -106,6 +106,19 @@ static const Layout LAYOUTS[] = {
     {DK, 1, false, {NULL, NULL}},
 };
 
+/* Key tails with scores near 2 `size` and near -2 `size` (enlarge_scores). exp(score - lse) is infinite for
+ * mean keys whose count is 0: with scores near -600 for the zeros after the last mean key, whose score is 0;
+ * with full lists and scores near 28,000 for all mean keys, because their scores are higher than those of
+ * their keys. */
+static const struct {
+    Shape shape;
+    double size;
+} LARGE_SCORES[] = {
+    {{1, 2, 130, 300, 128, 64, 1, 1, 16, 0.2}, 300},
+    {{2, 2, 257, 520, 72, 128, 8, 1, 64, -0.3}, 300},
+    {{1, 2, 130, 300, 64, 64, 1, 1, 16, 1}, 14000},
+};
+
 /* Memory of a problem, on the host for the reference or on the GPU. */
 typedef struct Problem {
     DsviAttentionTailArgs args;
@@ -385,6 +398,36 @@ static void key_tails_take_any_layout(void **state)
     }
 }
 
+/* Makes the scores of even queries near 2 size, and those of odd queries near -2 size, with the last two
+ * elements of q and k. In k these are 1 + 2^-7 and 1 + 2^-6, or the reverse, in turn. The mean over an even
+ * number of keys is halfway between, which BF16 rounds to 1 + 2^-6. So the score of a mean key is 2^-7 size
+ * further from 0 than those of its keys. */
+static void enlarge_scores(Host *host, double size)
+{
+    const Shape *shape = &host->shape;
+    int64_t rows = shape->batch * shape->heads, last = shape->dim - 2;
+    double element = size * sqrt((double)shape->dim);
+    for (int64_t n = 0; n < rows * shape->queries; n++)
+        for (int64_t i = 0; i < 2; i++)
+            dsvi_store(host->act, host->memory[Q], n * shape->dim + last + i,
+                       n / shape->heads % 2 ? -element : element);
+    for (int64_t n = 0; n < rows * shape->keys; n++)
+        for (int64_t i = 0; i < 2; i++)
+            dsvi_store(host->act, host->memory[K], n * shape->dim + last + i,
+                       n / shape->heads % 2 == i ? 1 + 0x1p-7 : 1 + 0x1p-6);
+}
+
+static void large_scores_stay_finite(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LARGE_SCORES / sizeof *LARGE_SCORES; i++) {
+        Host host;
+        create_host(&host, &LARGE_SCORES[i].shape, DSVI_BF16);
+        enlarge_scores(&host, LARGE_SCORES[i].size);
+        compare_with_reference(&host, &(Why){NULL, NULL});
+    }
+}
+
 /* With test_small() a problem has few heads and tokens, and the kernels are chosen as for a GPU with so few
  * multiprocessors that each has several tiles. */
 enum { FEW_MULTIPROCESSORS = 4 };
@@ -470,6 +513,7 @@ static int run(void)
         cmocka_unit_test(tails_agree_with_reference),
         cmocka_unit_test(hopper_serves_key_tails_up_to_its_limits),
         cmocka_unit_test(key_tails_take_any_layout),
+        cmocka_unit_test(large_scores_stay_finite),
         cmocka_unit_test(hopper_serves_tails),
         cmocka_unit_test(the_same_bits_again),
     };
