@@ -9,11 +9,11 @@ Each FILE holds q, k and v of one block of a model, as `dsv_heads` writes them (
 error of a head is the length of the difference from exact attention's output, divided by the length of exact
 attention's output. Errors are means over heads and files, times are sums over files.
 
-dsv runs `dsv bench attention` with every group and grain of --lists at every density of --densities, in cubes
-and with a query tail of 64, or with other options as key=value. Its time contains selection. FlexAttention,
-compiled with a search for the best tiles, runs over blocks of every size of --blocks at every density of
---shares, with tokens in cubes. Its blocks have the highest scores of all heads of a file, and each row of
-blocks has at least one. Scores are
+dsv runs `dsv bench attention` with every group and grain of --lists at every density of --densities, and with
+its default options or those given as key=value. Its time contains selection. FlexAttention, compiled with a
+search for the best tiles, runs over blocks of every size of --blocks at every density of --shares, with tokens
+in cubes. Its blocks have the highest scores of all heads of a file, and each row of blocks has at least one.
+Scores are
 
     mass     the exact attention that a block holds: better than any rule that must not compute attention
     pooled   attention of the mean queries to the mean keys of blocks
@@ -36,7 +36,6 @@ from side_by_side import add_record_flags, clock, print_table, record_rows, run_
 from torch_blocks import (block_mask, choose_by_share, cube_order, exact_attention, pooled_mass,
                           read_heads)
 
-RULE = ["sparse.order=cube", "sparse.tail=query", "sparse.tail_chunk=64", "sparse.chunk=16"]
 SETTLE_S = 0.06  # a GPU adapts its clock to the power of so many seconds: only then times count
 SCORES = ("mass", "pooled")
 FLEX_TIMES = ("fwd_ms", "bwd_ms", "mask_ms")
@@ -140,8 +139,8 @@ def measure_dsv(args, rest):
     times = [key for key in DSV_TIMES if not (args.forward_only and "bwd" in key)]
     cases = []
     for (group, grain), density in itertools.product(args.lists, args.densities):
-        words = [*RULE, "--device", args.device, "--repeats", args.repeats, "--group", group, "--grain",
-                 grain, "--density", density, *rest, f"threads={args.threads}"]
+        words = ["--device", args.device, "--repeats", args.repeats, "--group", group, "--grain", grain,
+                 "--density", density, *rest, f"threads={args.threads}"]
         if args.heads:
             words += ["--heads", args.heads]
         runs = [run_dsv(args.dsv, "attention", ["--heads-from", path, *words]) for path in args.files]
@@ -224,7 +223,7 @@ def parse():
     parser.add_argument("--densities", type=words_of(float), metavar="X,...", help="of dsv's lists",
                         default=[0.025, 0.05, 0.1, 0.2])
     parser.add_argument("--lists", type=words_of(group_and_grain), metavar="NxN,...",
-                        default=[(64, 8), (64, 1), (128, 1)],
+                        default=[(64, 8), (64, 4), (128, 8)],
                         help="group x grain of dsv's lists, as in 64x8,128x1")
     parser.add_argument("--blocks", type=words_of(int), default=[64, 128], metavar="N,...",
                         help="64, 128 or both")
