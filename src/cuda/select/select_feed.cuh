@@ -8,6 +8,7 @@
  *     feed_span          returns which span is in slot j of this lane in a block
  *     feed_block         begins a block; called before feed_layer returns the layers of this block
  *     feed_layer         returns the next layer of the block
+ *     segment_end        returns the end of the blocks that belong to the same segment and slice as a block
  *     feed_segment       returns the next segment; only if a span is one candidate and features are one chunk
  *     segment_columns    returns the columns of the next block of a segment that feed_segment returned */
 #ifndef DSVI_SELECT_FEED_CUH
@@ -119,6 +120,13 @@ __device__ __forceinline__ const uint4 *feed_segment(const SelectTiles &t, uint4
 {
     static_assert(STAGE_CHUNKS % SEGMENT == 0, "a segment must be inside one stage");
     return SINGLE ? feed_next(t, shared, SEGMENT, f) : nullptr;
+}
+
+/* Returns the end of the blocks that follow block `segment` in its segment, at most `end`, the end of the
+ * slice. Slices of all spans consist of whole segments. */
+template <bool SINGLE> __device__ __forceinline__ int segment_end(const SelectFeed &, int segment, int)
+{
+    return segment + SEGMENT;
 }
 
 __device__ __forceinline__ SelectColumns segment_columns(const SelectTiles &, const SelectFeed &,
@@ -238,6 +246,11 @@ template <bool SINGLE>
 __device__ __forceinline__ int feed_segment(const SelectTiles &, uint4 *, CountedFeed &)
 {
     return 0;
+}
+
+template <bool SINGLE> __device__ __forceinline__ int segment_end(const CountedFeed &, int segment, int end)
+{
+    return SINGLE ? segment + SEGMENT : min((segment / SEGMENT + 1) * SEGMENT, end);
 }
 
 /* Returns the columns of block `block`, which were loaded before, and starts to load the block after it. */

@@ -431,7 +431,8 @@ DsvStatus launch_histogram(DsviStream *stream, const DsviSelectArgs *args, const
 {
     SelectTiles t = p.counted;
     /* With at least this many slices, the estimates that a thread block adds are few enough for 32-bit sums.
-     * Slices are multiples of SEGMENT blocks. */
+     * The limit is a multiple of SEGMENT blocks, so that slices of whole segments keep it too. */
+    static_assert(VALUES_MAX / (LISTS_EACH * COLUMNS) % SEGMENT == 0, "the limit must be whole segments");
     int64_t slices = ceil_div(t.blocks, VALUES_MAX / (LISTS_EACH * COLUMNS));
     size_t shared = (BINS_SHARED + shared_rows_size(PARTS)) * sizeof(uint4);
     t.slices = slices > t.slices ? (int)slices : t.slices;

@@ -89,15 +89,15 @@ inline int64_t select_row_blocks(const SelectLayout &p, const SelectTiles &t)
     return p.pairs * (t.sets / WARPS);
 }
 
-/* Returns into how many slices to divide the candidate keys if `row_blocks` thread blocks hold all proxies:
- * the number of slices with the shortest estimated time. */
-inline int select_slices(const DsviStream *stream, int64_t row_blocks, int64_t column_blocks)
+/* Returns into how many slices to divide the candidate keys of `t` if `row_blocks` thread blocks hold all
+ * proxies: the number of slices with the shortest estimated time. */
+inline int select_slices(const DsviStream *stream, int64_t row_blocks, const SelectTiles &t)
 {
     int64_t at_once = (int64_t)stream->multiprocessors * SCORE_BLOCKS, best_cost = INT64_MAX;
-    int64_t segments = column_blocks / SEGMENT, best = 1;
-    int64_t slices_max = segments < SLICES_MAX ? segments : (int64_t)SLICES_MAX;
+    int64_t units = t.blocks / t.unit, best = 1;
+    int64_t slices_max = units < SLICES_MAX ? units : (int64_t)SLICES_MAX;
     for (int64_t slices = 1; slices <= slices_max; slices++) {
-        int64_t each = ceil_div(segments, slices) * SEGMENT + SLICE_COST;
+        int64_t each = ceil_div(units, slices) * t.unit + SLICE_COST;
         int64_t cost = ceil_div(row_blocks * slices, at_once) * each;
         if (cost < best_cost) {
             best_cost = cost;
@@ -153,6 +153,7 @@ inline SelectTiles select_tiles(const DsviSelectArgs *args, const SelectRows &r)
     t.layers = (int)(layers < dsvi_select_candidates(args) ? layers : dsvi_select_candidates(args));
     t.last_layers = (int)(left < t.layers ? left : t.layers);
     t.blocks = select_blocks(spans);
+    t.unit = SEGMENT;
     t.factor = select_factor(args);
     t.depths = r.depths;
     t.coarse = r.coarse;
@@ -172,10 +173,10 @@ inline void layout_histogram(const DsviStream *stream, const DsviSelectArgs *arg
                              SelectLayout *p)
 {
     int64_t tiles = (int64_t)p->rows.sets * p->rows.parts;
-    p->counted.slices = select_slices(stream, select_row_blocks(*p, p->counted), p->counted.blocks);
+    p->counted.slices = select_slices(stream, select_row_blocks(*p, p->counted), p->counted);
     p->lse_tiles = p->lse.coarse && p->lse.depths == 1 ? LSE_BOUNDED_TILES : LSE_TILES;
     p->lse.sets = (int)(ceil_div(tiles, p->lse_tiles * WARPS) * WARPS);
-    p->lse.slices = select_slices(stream, select_row_blocks(*p, p->lse), p->lse.blocks);
+    p->lse.slices = select_slices(stream, select_row_blocks(*p, p->lse), p->lse);
     carve_workspace(base, used, p->pairs * tiles * SET_GROUPS * p->lse.slices, &p->sums);
     carve_workspace(base, used, args->bin_heads * 2 * DSVI_SELECT_BINS, &p->bins);
 }
@@ -207,7 +208,7 @@ inline SelectLayout select_layout(const DsviStream *stream, const DsviSelectArgs
     p.lists = p.pairs * p.groups;
     p.rows = select_rows(args);
     p.all = select_tiles(args, p.rows);
-    p.all.slices = select_slices(stream, select_row_blocks(p, p.all), p.all.blocks);
+    p.all.slices = select_slices(stream, select_row_blocks(p, p.all), p.all);
     int64_t tiles = p.pairs * p.rows.sets * p.rows.parts;
     carve_workspace(base, &used, select_column_chunks(p, p.all) * COLUMN_CHUNK, &columns);
     carve_workspace(base, &used, tiles * p.rows.depths * WARP, &rows);
@@ -220,6 +221,9 @@ inline SelectLayout select_layout(const DsviStream *stream, const DsviSelectArgs
     p.lse = p.all;
     p.counted = p.all;
     p.counted.blocks = select_blocks(DSVI_COUNTED_SPANS * dsvi_select_strata(args));
+    /* The counted spans are few. Spans of several candidates are walked block by block, so that slices of
+     * single blocks give more multiprocessors work. */
+    p.counted.unit = p.counted.layers > 1 ? 1 : SEGMENT;
     size_t histogram = used, lists = used;
     layout_histogram(stream, args, base, &histogram, &p);
     layout_lists(base, &lists, &p);

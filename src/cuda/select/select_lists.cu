@@ -336,7 +336,7 @@ DsvStatus mark_by_count(DsviStream *stream, const DsviSelectArgs *args, const Se
     DSVI_TRY(select_allow_shared(store_kernel<PARTS>, shared));
     for (int64_t first = 0; first < row_blocks; first += blocks_max) {
         int64_t count = row_blocks - first < blocks_max ? row_blocks - first : blocks_max;
-        t.slices = select_slices(stream, count, t.blocks);
+        t.slices = select_slices(stream, count, t);
         DSVI_CUDA_LAUNCH(stream, "select estimates", store_kernel<PARTS>, (unsigned)(count * t.slices),
                          SCORE_THREADS, shared, t, first, estimates);
         DSVI_CUDA_LAUNCH(stream, "select winners by count", topk_kernel, (unsigned)(count * LISTS_EACH),

@@ -77,8 +77,8 @@ struct SelectTiles {
     int sets;                  /* number of sets of groups in a (batch, head), a multiple of WARPS */
     int stage; /* number of layers (one candidate of each span of a block) that one shared-memory buffer holds
                 */
-    int slices; /* number of ranges into which the segments (256 spans each) are divided for different thread
-                   blocks */
+    int unit;  /* number of blocks of columns, of which a slice has a multiple */
+    int slices; /* number of ranges into which the units of blocks are divided for different thread blocks */
 };
 
 /* The work of a warp: one set of groups with blocks [begin, end) of columns, one slice of the spans. */
@@ -91,13 +91,13 @@ struct SelectPlace {
 __device__ __forceinline__ SelectPlace select_place(const SelectTiles &t, int64_t number)
 {
     SelectPlace at;
-    int row_blocks = t.sets / WARPS, segments = t.blocks / SEGMENT;
+    int row_blocks = t.sets / WARPS, units = t.blocks / t.unit;
     int64_t row_block = number / t.slices;
     at.slice = (int)(number % t.slices);
     at.pair = (int)(row_block / row_blocks);
     at.set = (int)(row_block % row_blocks) * WARPS + threadIdx.x / WARP;
-    at.begin = (int)((int64_t)at.slice * segments / t.slices) * SEGMENT;
-    at.end = (int)((int64_t)(at.slice + 1) * segments / t.slices) * SEGMENT;
+    at.begin = (int)((int64_t)at.slice * units / t.slices) * t.unit;
+    at.end = (int)((int64_t)(at.slice + 1) * units / t.slices) * t.unit;
     return at;
 }
 

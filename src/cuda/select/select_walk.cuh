@@ -339,7 +339,7 @@ __device__ __forceinline__ void add_layers(const SelectTiles &t, const Rows &row
 
 /* Computes the estimates of all blocks of the warp's slice and passes them to `sink`, like walk_streamed but
  * with the proxies in registers or in shared memory. Estimates are too large by 2^rows.format.scale. SINGLE:
- * a span is one candidate, and stages consist of whole segments. */
+ * a span is one candidate, and stages and slices consist of whole segments. */
 template <bool SINGLE, ScoreRange RANGE, typename Rows, typename Source, typename Sink>
 __device__ __forceinline__ void walk_resident(const SelectTiles &t, const SelectPlace &at, const Rows &rows,
                                               const Source &source, uint4 *shared, Sink &sink)
@@ -347,10 +347,11 @@ __device__ __forceinline__ void walk_resident(const SelectTiles &t, const Select
     constexpr int BLOCKS = SINGLE ? (int)Rows::AT_ONCE : 1;
     auto f = feed_begin(t, at, source, shared);
     int whole = feed_whole(t, f);
-    for (int segment = at.begin; segment < at.end; segment += SEGMENT) {
+    for (int segment = at.begin, end; segment < at.end; segment = end) {
         auto columns = feed_segment<SINGLE>(t, shared, f);
+        end = segment_end<SINGLE>(f, segment, at.end);
 #pragma unroll Rows::UNROLL
-        for (int block = segment; block < segment + SEGMENT; block += BLOCKS) {
+        for (int block = segment; block < end; block += BLOCKS) {
             float e[BLOCKS][SLOTS][PAIR] = {};
             if constexpr (SINGLE) {
                 SelectColumns a[BLOCKS];
