@@ -28,7 +28,7 @@ template <int N>
 __device__ __forceinline__ Place place_of(const DsviAttentionArgs &a, int64_t rows, bool *inside)
 {
     unsigned vectors = (unsigned)a.head_dim / N, of_token = (unsigned)a.heads * vectors;
-    int64_t start = (int64_t)blockIdx.x * THREADS, token = start / of_token;
+    int64_t start = (int64_t)blockIdx.x * blockDim.x, token = start / of_token;
     unsigned past = (unsigned)(start - token * of_token) + threadIdx.x;
     token += past / of_token;
     *inside = token < rows * a.batch;
@@ -36,27 +36,34 @@ __device__ __forceinline__ Place place_of(const DsviAttentionArgs &a, int64_t ro
     return {token / rows, within / vectors, token % rows, (int)(within % vectors) * N};
 }
 
-template <int N> unsigned blocks_for(const DsviAttentionArgs &a, int64_t rows)
+/* Number of thread blocks for which place_of gives each vector of `rows` rows to one thread along x. */
+template <int N> unsigned blocks_for(const DsviAttentionArgs &a, int64_t rows, int64_t threads = THREADS)
 {
-    return (unsigned)ceil_div(a.batch * rows * a.heads * (a.head_dim / N), THREADS);
+    return (unsigned)ceil_div(a.batch * rows * a.heads * (a.head_dim / N), threads);
 }
 
+/* Threads that share the rows of a mean: few means then still give all multiprocessors work. Each has at
+ * least ROWS_EACH rows. */
+constexpr int SHARING = 8, ROWS_EACH = 4;
+
+/* Threads with equal threadIdx.x share the rows of a mean: thread y sums rows y, y + blockDim.y, ..., and the
+ * first of them adds the sums in order. */
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS)
     means_kernel(const __grid_constant__ DsviAttentionArgs a, DsviHeads from, int64_t tokens, int64_t width,
                  DsviHeads to)
 {
+    __shared__ float sums[THREADS][N];
     bool inside;
     Place place = place_of<N>(a, (tokens + width - 1) / width, &inside);
-    if (!inside)
-        return;
     int64_t first = place.row * width, count = min(width, tokens - first);
     T *result = static_cast<T *>(to.data) + place.in(to);
-    place.row = first;
+    place.row = first + threadIdx.y;
     const T *row = static_cast<const T *>(from.data) + place.in(from);
     float sum[N] = {0};
 #pragma unroll 4
-    for (int64_t i = 0; i < count; i++, row += from.token_stride) {
+    for (int64_t i = threadIdx.y; inside && i < count;
+         i += blockDim.y, row += blockDim.y * from.token_stride) {
         float x[N];
         load<N>(row, x);
 #pragma unroll
@@ -65,14 +72,25 @@ __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int n = 0; n < N; n++)
+        sums[threadIdx.y * blockDim.x + threadIdx.x][n] = sum[n];
+    __syncthreads();
+    if (!inside || threadIdx.y > 0)
+        return;
+    for (unsigned y = 1; y < blockDim.y; y++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            sum[n] += sums[y * blockDim.x + threadIdx.x][n];
+#pragma unroll
+    for (int n = 0; n < N; n++)
         sum[n] /= (float)count;
     store<N>(result, sum);
 }
 
-/* The first entry of a list that does not end before key `key`. */
+/* The first entry of a list that does not end before key `key`. For key 0 this is the first entry of all,
+ * without a search. */
 __device__ __forceinline__ int64_t first_span(const DsviLists &lists, int64_t begin, int64_t end, int64_t key)
 {
-    while (begin < end) {
+    while (key > 0 && begin < end) {
         int64_t middle = begin + (end - begin) / 2;
         if ((lists.spans[middle] + (int64_t)1) * lists.grain <= key)
             begin = middle + 1;
@@ -135,9 +153,10 @@ __global__ void __launch_bounds__(THREADS)
 {
     __shared__ int left[SLAB_WORDS];
     int64_t first = (int64_t)blockIdx.x * SLAB_WORDS * run, past = min(first + SLAB_WORDS * run, lists.keys);
+    int here = min(SLAB_WORDS, line - (int)blockIdx.x * SLAB_WORDS);
     for (int64_t list = blockIdx.y; list < count; list += gridDim.y) {
         __syncthreads();
-        for (int n = threadIdx.x; n < SLAB_WORDS; n += THREADS)
+        for (int n = threadIdx.x; n < here; n += THREADS)
             left[n] = (int)max(min(run, lists.keys - first - n * run), (int64_t)0);
         __syncthreads();
         int64_t end = lists.offsets[list + 1], at = first_span(lists, lists.offsets[list], end, first);
@@ -152,7 +171,6 @@ __global__ void __launch_bounds__(THREADS)
             }
         }
         __syncthreads();
-        int here = min(SLAB_WORDS, line - (int)blockIdx.x * SLAB_WORDS);
         for (int n = threadIdx.x; n < here; n += THREADS)
             store_count(to + list * line, (int64_t)blockIdx.x * SLAB_WORDS + n, left[n]);
     }
@@ -401,10 +419,14 @@ DsvStatus launch_means(DsviStream *stream, const TailShape &tail, const DsviHead
     constexpr int N = 16 / sizeof(T);
     bool fit = vectors_fit<T>(tail, from) && vectors_fit<T>(tail, to);
     int64_t rows = ceil_div(tokens, width);
+    int sharing = 1;
+    while (sharing < SHARING && 2 * sharing * ROWS_EACH <= width)
+        sharing *= 2;
+    dim3 threads(THREADS / sharing, sharing);
     auto *kernel = fit ? means_kernel<T, N> : means_kernel<T, 1>;
-    unsigned blocks = fit ? blocks_for<N>(tail.a, rows) : blocks_for<1>(tail.a, rows);
+    unsigned blocks = fit ? blocks_for<N>(tail.a, rows, threads.x) : blocks_for<1>(tail.a, rows, threads.x);
     if (blocks > 0)
-        DSVI_CUDA_LAUNCH(stream, "attention tail: means", kernel, blocks, THREADS, 0, tail.a, from, tokens,
+        DSVI_CUDA_LAUNCH(stream, "attention tail: means", kernel, blocks, threads, 0, tail.a, from, tokens,
                          width, to);
     return DSV_OK;
 }
