@@ -98,8 +98,8 @@ static inline void dsvi_backward_pack(const DsviAttentionTiles *t, const DsviAtt
     memset(q->dqt, 0, (size_t)(t->row_width * t->tile_width) * sizeof(float));
 }
 
-/* Computes delta = out . dout of each query of a packed tile. The order of additions is the same as for dP,
- * so that dP - delta is exactly 0 if one key has all the weight. */
+/* Computes delta = out . dout of each query of a tile, for which q->doutt is packed. The order of additions
+ * is the same as for dP, so that dP - delta is exactly 0 if one key has all the weight. */
 static inline void dsvi_backward_delta(const DsviAttentionTiles *t, const DsviAttentionArgs *args,
                                        const DsviBackwardScratch *s, int64_t pair, int64_t first,
                                        int64_t count, const DsviBackwardQueries *q)

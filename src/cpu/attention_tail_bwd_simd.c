@@ -18,7 +18,7 @@ enum {
     TAIL_PIECES = 8,      /* most parts, or fewest blocks of many runs, so that all threads have work */
     BLOCK_RUNS = 768,     /* most runs of a block if there are several, so that its sums stay in cache */
     BLOCK_RUNS_MIN = 256, /* fewest runs of a block: enough to amortise packing the proxies */
-    DELTA_QUERIES = 64,   /* queries whose delta is computed at a time */
+    DELTA_QUERIES = 64,   /* most queries whose delta is computed at a time, so that they stay in cache */
     TAIL_HEADS_BYTES = 256 << 20
 };
 
@@ -26,9 +26,7 @@ enum {
 typedef struct TailScratch {
     DsviBackwardScratch tile;
     DsviBackwardQueries q;
-    float *rows;         /* (DELTA_QUERIES, row_words) */
-    float *outt, *doutt; /* (row_words, DELTA_QUERIES) out^T and dout^T */
-    int64_t *cursor;     /* (tile_width) of the mask */
+    int64_t *cursor; /* (tile_width) of the mask */
 } TailScratch;
 
 /* One call of the operation. */
@@ -51,9 +49,6 @@ static size_t tail_scratch_layout(const TailBackward *w, float *base, TailScratc
     const DsviAttentionTiles *t = &w->tiles;
     size_t used = dsvi_backward_scratch(t, base, &s->tile);
     used += dsvi_backward_queries(t, base ? base + used : NULL, &s->q);
-    s->rows = dsvi_take_floats(base, &used, DELTA_QUERIES * t->row_words);
-    s->outt = dsvi_take_floats(base, &used, DELTA_QUERIES * t->row_words);
-    s->doutt = dsvi_take_floats(base, &used, DELTA_QUERIES * t->row_words);
     s->cursor = (int64_t *)(void *)dsvi_take_floats(base, &used, 2 * t->tile_width);
     return used;
 }
@@ -117,35 +112,28 @@ static void tail_bwd_setup(const DsviAttentionTailArgs *args, TailBackward *w)
     w->floats = used;
 }
 
-/* Loads `count` rows of head `pair` from token `first` on and stores them transposed: (row_words,
- * DELTA_QUERIES). */
-static void tail_load_transposed(const TailBackward *w, const DsviHeads *rows, int64_t pair, int64_t first,
-                                 int64_t count, float *loaded, float *out)
+/* Returns the number of queries whose delta is computed at a time; 0 if there are no queries. */
+static int64_t tail_delta_width(const TailBackward *w)
 {
-    const DsviAttentionTiles *t = &w->tiles;
-    dsvi_rows_load(t, &w->dense.args->attention, rows, pair, first, count, loaded);
-    dsvi_rows_transpose(loaded, t->row_words, t->row_words, count, out, DELTA_QUERIES);
+    return dsvi_min(w->tiles.tile_width, DELTA_QUERIES);
 }
 
-/* Computes delta_i = out_i . dout_i for pieces of DELTA_QUERIES queries, with the order of additions of a
- * tile product, so that dP - delta is exactly 0 if one key has all the weight. */
+/* Computes delta_i = out_i . dout_i for pieces of tail_delta_width queries. */
 static void tail_delta_range(void *context, int64_t begin, int64_t end, int worker)
 {
     const TailBackward *w = context;
     const DsviAttentionArgs *a = &w->dense.args->attention;
+    DsviAttentionTiles t = w->tiles;
     TailScratch s = tail_scratch_of(w, worker);
-    int64_t pieces = dsvi_pieces(a->queries, DELTA_QUERIES);
+    t.tile_width = tail_delta_width(w);
+    int64_t pieces = dsvi_pieces(a->queries, t.tile_width);
     for (int64_t n = begin; n < end; n++) {
-        int64_t pair = n / pieces, first = n % pieces * DELTA_QUERIES;
-        int64_t count = dsvi_min(DELTA_QUERIES, a->queries - first);
-        float delta[DELTA_QUERIES];
-        tail_load_transposed(w, &a->out, pair, first, count, s.rows, s.outt);
-        tail_load_transposed(w, &a->dout, pair, first, count, s.rows, s.doutt);
-        for (int64_t i = 0; i < count; i += DSVI_LANES)
-            dsvi_vec_store(delta + i,
-                           dsvi_words_dot(w->tiles.pairs, s.doutt + i, s.outt + i, w->tiles.dim_words,
-                                          DELTA_QUERIES, dsvi_dp_piece(&w->tiles, a->act)));
-        memcpy(w->query_delta + pair * a->queries + first, delta, (size_t)count * sizeof *delta);
+        int64_t pair = n / pieces, first = n % pieces * t.tile_width;
+        int64_t count = dsvi_min(t.tile_width, a->queries - first);
+        dsvi_rows_load(&t, a, &a->dout, pair, first, count, s.q.dout);
+        dsvi_rows_transpose(s.q.dout, t.row_words, t.row_words, count, s.q.doutt, t.tile_width);
+        dsvi_backward_delta(&t, a, &s.tile, pair, first, count, &s.q);
+        memcpy(w->query_delta + pair * a->queries + first, s.q.delta, (size_t)count * sizeof(float));
     }
 }
 
@@ -370,8 +358,8 @@ static DsvStatus cpu_attention_tail_bwd(DsviStream *stream, const DsviAttentionT
     const DsviAttentionArgs *a = &args->attention;
     int64_t pairs = a->batch * a->heads;
     dsvi_tail_prepare(&w.dense);
-    if (args->chunk > 1) {
-        dsvi_parallel_for(pairs * dsvi_pieces(a->queries, DELTA_QUERIES), 4, tail_delta_range, &w);
+    if (args->chunk > 1 && a->queries > 0) {
+        dsvi_parallel_for(pairs * dsvi_pieces(a->queries, tail_delta_width(&w)), 4, tail_delta_range, &w);
         dsvi_parallel_for(pairs * w.dense.inner.queries, dsvi_rows_per_piece(args->chunk * a->head_dim),
                           tail_gather_range, &w);
     }
