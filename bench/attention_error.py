@@ -9,11 +9,11 @@ Each FILE holds q, k and v of one block of a model, as `dsv_heads` writes them (
 error of a head is the length of the difference from exact attention's output, divided by the length of exact
 attention's output. Errors are means over heads and files, times are sums over files.
 
-dsv runs `dsv bench attention` with every group and grain of --lists at every density of --densities, and with
-its default options or those given as key=value. Its time contains selection. FlexAttention, compiled with a
-search for the best tiles, runs over blocks of every size of --blocks at every density of --shares, with tokens
-in cubes. Its blocks have the highest scores of all heads of a file, and each row of blocks has at least one.
-Scores are
+dsv runs `dsv bench attention` with every group and grain of --lists at every density of --densities, and
+with its default options or those given as key=value. Its time contains selection. FlexAttention, compiled
+with a search for the best tiles, runs over blocks of every size of --blocks at every density of --shares,
+with tokens in cubes. Its blocks have the highest scores of all heads of a file, and each row of blocks has
+at least one. Scores are
 
     mass     the exact attention that a block holds: better than any rule that must not compute attention
     pooled   attention of the mean queries to the mean keys of blocks

@@ -23,6 +23,7 @@
 #              for every 2 and for every 4
 #     7m-run128, 100m-run128   4,096 tokens: key tails with means of 128 keys, lists of 512 and of 256 keys
 #     7m-16k-run128, 100m-16k-run128   16,384 tokens: the same tails, lists of 5 and of 6.25 % of the keys
+#     100m-16k-finer   16,384 tokens: lists of 5 % with runs of 4 keys, or with one proxy for every 2 queries
 #     7m-32k   32,768 tokens, lists of 5 and 10 %
 #     7m-wsd, 100m-wsd, 100m-16k-wsd   lists of 2.5 to 25 %, with a learning rate that is constant until the
 #              dense finish begins and then falls to 0 (lr_scheduler=wsd)
@@ -75,7 +76,7 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
 7m-run128) clips=256 steps=3000 trunk=1800 dense=dense early= pairs=$run128 ;;
 100m-run128) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
     pairs=$run128 ;;
-100m-16k-keys | 100m-16k-rules | 100m-16k-run128)
+100m-16k-keys | 100m-16k-rules | 100m-16k-run128 | 100m-16k-finer)
     config=learn_large.yaml clips=160 steps=1600 trunk=960 jobs=3 held=16 early=
     size="--height 128 --width 512 --frames 93 --shapes 20" settings="$large_16k validation.clips=8"
     dense=dense finishes=$all_finishes
@@ -112,6 +113,10 @@ case $part in *-16k-rules)
 esac
 case $part in *-16k-run128)
     finishes=-finish pairs=lists5-key128-zcube-grain8-chunk4 alone=lists6.25-key128-zcube-grain8-chunk4 ;;
+esac
+case $part in *-16k-finer)
+    dense=lists5-key128-zcube-grain8-chunk4 pairs=
+    alone="lists5-key128-zcube-grain4-chunk4 lists5-key128-zcube-grain8-chunk2" ;;
 esac
 case $part in *-768) pairs=lists18.75-query64-cube-grain8 ;; esac
 case $part in *-wsd) settings="$settings lr_scheduler=wsd lr_decay_steps=$((steps * 15 / 100))" ;; esac
