@@ -44,7 +44,10 @@ list()
             echo "$tool sparse attention_lists $mode"
             echo "$tool sparse attention_tail $mode"
             echo "$tool tail tails_agree_with_reference $mode"
-            echo "$tool tail hopper_serves_tails $mode"
+            for test in hopper_serves_tails hopper_serves_key_tails_up_to_its_limits \
+                key_tails_take_any_layout large_scores_stay_finite; do
+                echo "$tool tail $test $mode"
+            done
         done
         for mode in default deterministic; do
             for test in hopper_serves_lists cudnn_serves portable_dense; do
