@@ -39,7 +39,8 @@ typedef struct Sampling {
     DsviSampleRoom room;
     DsviHostPool pool; /* blocks of the weights that wait in host memory */
     const DsviLoraSet *loras;
-    float *text; /* (text_len, text_dim), or NULL */
+    float *text;      /* (text_len, text_dim), or NULL */
+    DsvEvents events; /* the caller's */
 } Sampling;
 
 /* Sets the options of a run that trained a LoRA. Sparse attention is off beside a published model, as when
@@ -100,6 +101,15 @@ static void sample_carve(void *context, DsviArena *arena)
     dsvi_dit_frozen_carve(s->weights, arena);
     dsvi_generator_carve(s->generator, arena);
     dsvi_generator_carve_run(s->generator, arena);
+}
+
+/* Passes on what the sparse layer says about a state that it loads: that its decisions are of other lists, or
+ * that it is from a dense finish. */
+static void log_of_sparse(void *context, const char *line)
+{
+    const DsvEvents *events = context;
+    if (events->log)
+        events->log(events->context, DSV_LOG_INFO, line);
 }
 
 static DsvStatus sample_load(Sampling *s, const char *model_path, const DsvEvents *events)
@@ -180,7 +190,9 @@ static DsvStatus sample_run(Sampling *s, const char *model_path, const char *tex
                                                         .settings = s->settings,
                                                         .codec = s->codec,
                                                         .config = &s->config,
-                                                        .table = &s->table},
+                                                        .table = &s->table,
+                                                        .log = log_of_sparse,
+                                                        .log_context = &s->events},
                                    &s->generator));
     DSVI_TRY(dsvi_dit_frozen_create(&s->table, dsvi_dit_act(s->settings), &s->weights));
     if (dsvi_dit_stores_f8(s->settings))
@@ -202,7 +214,7 @@ static DsvStatus sample_trained(const DsvSampleArgs *args, const DsviLoraSet *lo
                                 const DsvConfig *settings, const DsvEvents *events)
 {
     DsvStatus status;
-    Sampling s = {.settings = settings, .loras = loras};
+    Sampling s = {.settings = settings, .loras = loras, .events = *events};
     if (asks_published(args))
         return DSVI_FAIL(
             DSV_E_USAGE,

@@ -34,8 +34,9 @@ typedef struct DsviGeneratorArgs {
                          * or dense as the state of dsvi_generator_sparse says */
     const char *sparse_path; /* with sparse_learns: each clip begins with the sparse state of this file;
                               * NULL: with nothing */
-    DsviSparseLog *log;      /* with sparse_learns: receives the guard's decisions; or NULL */
-    void *log_context;
+    DsviSparseLog *log;      /* receives the guard's decisions, and why a loaded sparse state is not used; or
+                              * NULL */
+    void *log_context;       /* stays valid as long as the generator */
     /* Two experts: as DsviSampleJob (sample_loop.h). use_expert NULL: one model */
     DsvStatus (*use_expert)(void *context, int expert);
     void *expert_context;

@@ -169,7 +169,7 @@ static void forget_other_rule(DsviSparse *s, const DsviSafetensors *file)
     dsvi_sparse_forget_measured(s);
     snprintf(line, sizeof line,
              "%s: measurements and decisions about blocks are not used, because they are of lists with "
-             "%.96s, and these have %s",
+             "%.96s, and these have %s: all blocks begin dense",
              dsvi_safetensors_path(file), found, own);
     dsvi_sparse_log_line(s, line);
 }

@@ -16,29 +16,48 @@ static void train(DsvConfig *settings, const char *folder)
     assert_true(summary.sparse_blocks > 0);
 }
 
-/* Samples a clip and returns the checksum of its file. */
-static uint64_t sample(const DsvConfig *settings, const char *folder)
+enum { LOG_BYTES = 4096 };
+
+/* Adds a line to the text of the context, an array of LOG_BYTES. */
+static void keep_line(void *context, DsvLogLevel level, const char *line)
+{
+    size_t used = strlen(context);
+    (void)level;
+    snprintf((char *)context + used, LOG_BYTES - used, "%s\n", line);
+}
+
+/* Samples a clip and returns the checksum of its file. `log` (LOG_BYTES) receives the lines of the log. */
+static uint64_t sample_logged(const DsvConfig *settings, const char *folder, char *log)
 {
     char model[DSVI_PATH_MAX], video[DSVI_PATH_MAX];
+    const DsvEvents events = {.context = log, .log = keep_line};
     uint64_t sum;
+    log[0] = 0;
     snprintf(model, sizeof model, "%s/checkpoint-%d", folder, STEPS);
     snprintf(video, sizeof video, "%s/sampled.mp4", folder);
-    assert_ok(dsv_sample(model, NULL, video, settings, NULL));
+    assert_ok(dsv_sample(model, NULL, video, settings, &events));
     assert_ok(dsvi_file_checksum(video, &sum));
     return sum;
+}
+
+static uint64_t sample(const DsvConfig *settings, const char *folder)
+{
+    char log[LOG_BYTES];
+    return sample_logged(settings, folder, log);
 }
 
 static void sampling_uses_the_saved_lists(void **state)
 {
     DsvConfig settings, dense, other;
     const char *folder = tiny_folder();
-    char path[DSVI_PATH_MAX];
+    char path[DSVI_PATH_MAX], log[LOG_BYTES];
     uint64_t trained;
     (void)state;
     train(&settings, folder);
     snprintf(path, sizeof path, "%s/samples/step-%06d.mp4", folder, STEPS);
     assert_ok(dsvi_file_checksum(path, &trained));
-    uint64_t sampled = sample(&settings, folder);
+    uint64_t sampled = sample_logged(&settings, folder, log);
+    assert_null(strstr(log, "lists"));
     assert_true(sampled == sample(&settings, folder)); /* equal clips give equal files */
     assert_true(sampled == trained);
     other = settings;
@@ -48,6 +67,13 @@ static void sampling_uses_the_saved_lists(void **state)
     set(&dense, "sparse.enabled", "false");
     uint64_t without_lists = sample(&dense, folder);
     assert_true(sampled != without_lists);
+
+    /* Lists of another rule have other errors: all blocks are dense, and the user is told. */
+    other = settings;
+    set(&other, "sparse.tail", "key");
+    assert_true(sampled != sample_logged(&other, folder, log));
+    assert_non_null(strstr(log, "decisions about blocks are not used"));
+    assert_non_null(strstr(log, "all blocks begin dense"));
 
     /* Without the saved state every block uses dense attention. */
     snprintf(path, sizeof path, "%s/checkpoint-%d/sparse.safetensors", folder, STEPS);
