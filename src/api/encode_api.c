@@ -15,6 +15,7 @@
 #include "data/dataset_sources.h"
 #include "encode/encode_clips.h"
 #include "encode/encode_models.h"
+#include "model/dit/dit.h"
 
 static const char LIST_NAME[] = "clips.csv"; /* the list of clips in the folder of the cache */
 
@@ -52,6 +53,11 @@ static void warn_left_out(const Encoding *e, const char *what)
 
 /* ---- The codec ---- */
 
+static bool by_vae(const Encoding *e)
+{
+    return strcmp(e->settings->codec_name, "wan") == 0;
+}
+
 static DsvStatus encode_by_codec(void *context, int64_t size, const float *pixels, float *latent)
 {
     const Encoding *e = context;
@@ -74,31 +80,46 @@ static const DsviCodec *shape_codec(const Encoding *e)
     return e->codec ? e->codec : &e->models.shape.codec;
 }
 
-/* Computes the shapes of windows and latents of all sizes, and enters them into the encoder. */
-static DsvStatus set_shapes(Encoding *e)
+/* Computes the shape of a size's windows and latents, and checks that the transformer takes it. */
+static DsvStatus find_shape(Encoding *e, int64_t size)
 {
-    const DsviClipSizes *sizes = &e->dataset->sizes;
+    const DsviClipSize *clip = &e->dataset->sizes.at[size];
+    DsviVideoShape latent, *video = &e->videos[size];
+    *video = (DsviVideoShape){3, clip->frames, clip->height, clip->width};
+    DSVI_TRY(shape_codec(e)->latent_shape(shape_codec(e), *video, &latent));
+    const int64_t shape[4] = {latent.channels + e->models.condition_channels, latent.frames, latent.height,
+                              latent.width};
+    memcpy(e->latent_shapes[size], shape, sizeof shape);
+    return by_vae(e) ? dsvi_dit_check_pictures(&e->models.transformer, latent) : DSV_OK;
+}
+
+/* Computes the shapes of all sizes, before anything is encoded. */
+static DsvStatus find_shapes(Encoding *e)
+{
+    char text[DSVI_CLIP_SIZE_BYTES];
+    for (int64_t i = 0; i < e->dataset->sizes.count; i++) {
+        DsvStatus status = find_shape(e, i);
+        if (status != DSV_OK && e->settings->data_buckets[0])
+            return dsvi_fail_prefix(status, "data.buckets: %s",
+                                    dsvi_clip_size_text(&e->dataset->sizes.at[i], text));
+        DSVI_TRY(status);
+    }
+    return DSV_OK;
+}
+
+/* Enters the shapes of all sizes into the encoder. */
+static void set_shapes(Encoding *e)
+{
     DsviWindowEncoder *encoder = &e->encoder;
     encoder->shapes = (const int64_t(*)[4])e->latent_shapes;
-    encoder->size_count = sizes->count;
+    encoder->size_count = e->dataset->sizes.count;
     e->models.videos = e->videos;
-    for (int64_t i = 0; i < sizes->count; i++) {
-        const DsviClipSize *size = &sizes->at[i];
-        DsviVideoShape latent, *video = &e->videos[i];
-        char text[DSVI_CLIP_SIZE_BYTES];
-        *video = (DsviVideoShape){3, size->frames, size->height, size->width};
-        DsvStatus status = shape_codec(e)->latent_shape(shape_codec(e), *video, &latent);
-        if (status != DSV_OK && e->settings->data_buckets[0])
-            return dsvi_fail_prefix(status, "data.buckets: %s", dsvi_clip_size_text(size, text));
-        DSVI_TRY(status);
-        const int64_t shape[4] = {latent.channels + e->models.condition_channels, latent.frames,
-                                  latent.height, latent.width};
-        memcpy(e->latent_shapes[i], shape, sizeof shape);
+    for (int64_t i = 0; i < encoder->size_count; i++) {
+        const DsviVideoShape *video = &e->videos[i];
         int64_t frames = video->frames + (encoder->pictures ? 1 : 0);
         int64_t pixels = video->channels * frames * video->height * video->width;
         encoder->pixels = pixels > encoder->pixels ? pixels : encoder->pixels;
     }
-    return DSV_OK;
 }
 
 /* Assigns the clips to the sizes of data.buckets. A transformer's patch has two by two latent pixels in every
@@ -113,11 +134,6 @@ static DsvStatus assign_sizes(Encoding *e)
 }
 
 /* ---- The model ---- */
-
-static bool by_vae(const Encoding *e)
-{
-    return strcmp(e->settings->codec_name, "wan") == 0;
-}
 
 /* Opens the codec or finds the VAE, and finds the text encoder. Nothing large is loaded yet. */
 static DsvStatus open_models(Encoding *e)
@@ -214,6 +230,7 @@ static DsvStatus open_clips(Encoding *e)
     DSVI_TRY(dsvi_dataset_deduplicate(e->dataset));
     DSVI_TRY(check_folder(e));
     DSVI_TRY(assign_sizes(e));
+    DSVI_TRY(find_shapes(e));
     for (int64_t i = 0; i < e->dataset->left_out_count; i++)
         warn_left_out(e, e->dataset->left_out[i].reason);
     for (int64_t i = 0; i < e->dataset->remark_count; i++)
@@ -352,7 +369,7 @@ static DsvStatus encode_all(Encoding *e)
     DSVI_TRY(encode_texts(e));
     if (by_vae(e))
         DSVI_TRY(dsvi_encode_models_load_vae(&e->models, &e->encoder));
-    DSVI_TRY(set_shapes(e));
+    set_shapes(e);
     DSVI_TRY(encode_windows(e));
     return write_list(e);
 }

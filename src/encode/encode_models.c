@@ -22,26 +22,23 @@ static DsvStatus models_shape(DsviEncodeModels *m)
     const DsvConfig *config = m->config;
     const DsviVideoShape video = {3, config->num_frames, config->height, config->width};
     DsviVideoShape latent;
-    DsviDitConfig transformer = {.in_channels = PUBLISHED_CHANNELS,
-                                 .out_channels = PUBLISHED_CHANNELS,
-                                 .patch = {1, PUBLISHED_PATCH, PUBLISHED_PATCH}};
+    DsviDitConfig *transformer = &m->transformer;
+    *transformer = (DsviDitConfig){.in_channels = PUBLISHED_CHANNELS,
+                                   .out_channels = PUBLISHED_CHANNELS,
+                                   .patch = {1, PUBLISHED_PATCH, PUBLISHED_PATCH}};
     if (m->folder.part[DSVI_WAN_TRANSFORMER][0])
-        DSVI_TRY(dsvi_wan_folder_config(&m->folder, &transformer));
-    DSVI_TRY(dsvi_wan_shape(&m->folder, &transformer, &m->shape));
-    m->condition_channels = transformer.in_channels - transformer.out_channels;
+        DSVI_TRY(dsvi_wan_folder_config(&m->folder, transformer));
+    DSVI_TRY(dsvi_wan_shape(&m->folder, transformer, &m->shape));
+    m->condition_channels = transformer->in_channels - transformer->out_channels;
     m->identity.condition = m->condition_channels > 0;
     m->pictures = m->identity.condition ||
                   (m->folder.expand_timesteps && strcmp(config->model_first_frame, "noise") != 0);
-    const DsviWanCondition condition = {.latent.channels = transformer.out_channels,
+    const DsviWanCondition condition = {.latent.channels = transformer->out_channels,
                                         .temporal = m->shape.temporal};
     if (m->identity.condition)
-        DSVI_TRY(dsvi_wan_condition_check(&condition, &transformer, m->folder.part[DSVI_WAN_TRANSFORMER]));
+        DSVI_TRY(dsvi_wan_condition_check(&condition, transformer, m->folder.part[DSVI_WAN_TRANSFORMER]));
     DSVI_TRY(
-        dsvi_picture_encoder_find(m->backend, &m->folder, &transformer, &m->picture_encoder, &m->identity));
-    if (m->picture_encoder.pictures > 1 && config->num_frames == 1 && !config->data_buckets[0])
-        return DSVI_FAIL(DSV_E_USAGE,
-                         "num_frames=1: %s makes a clip between two pictures, expected 2 frames or more",
-                         m->folder.path);
+        dsvi_picture_encoder_find(m->backend, &m->folder, transformer, &m->picture_encoder, &m->identity));
     return config->data_buckets[0] ? DSV_OK : m->shape.codec.latent_shape(&m->shape.codec, video, &latent);
 }
 

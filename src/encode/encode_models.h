@@ -24,8 +24,9 @@ typedef struct DsviEncodeModels {
     const DsvConfig *config;
     DsviWanFolder folder;
     DsviLatentModel
-        identity;       /* without the key of the empty prompt; the VAE unknown unless codec.name is wan */
-    DsviWanShape shape; /* with a VAE only */
+        identity; /* without the key of the empty prompt; the VAE unknown unless codec.name is wan */
+    DsviDitConfig transformer; /* with a VAE only; of a folder without one, that of a published T2V model */
+    DsviWanShape shape;        /* with a VAE only */
     int64_t
         condition_channels; /* of a stored window after those of the latent (identity.condition); 0: none */
     bool pictures;          /* the transformer makes clips of pictures */

@@ -139,8 +139,10 @@ static DsvStatus trainer_make_parts(DsviTrainer *t, DsviSparseLog *log, void *lo
     /* The latent of clips that are sampled or held out, whose size data.buckets need not list. */
     DsviVideoShape window;
     DSVI_TRY(t->codec->latent_shape(t->codec, video, &window));
-    if (samples || settings->validation_data[0])
+    if (samples || settings->validation_data[0]) {
         DSVI_TRY(dsvi_dit_check_input(config, t->codec, window));
+        DSVI_TRY(dsvi_dit_check_pictures(config, window));
+    }
     if (samples)
         DSVI_TRY(dsvi_generator_create(&(DsviGeneratorArgs){.backend = t->backend,
                                                             .settings = settings,

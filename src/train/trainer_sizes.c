@@ -28,6 +28,8 @@ static DsvStatus list_size(DsviTrainer *t, const DsviClipSize *clip, bool named)
     DsvStatus status = t->codec->latent_shape(t->codec, size->video, &size->latent);
     if (status == DSV_OK)
         status = dsvi_dit_check_input(&t->config, t->codec, size->latent);
+    if (status == DSV_OK)
+        status = dsvi_dit_check_pictures(&t->config, size->latent);
     if (status != DSV_OK)
         return named ? dsvi_fail_prefix(status, "data.buckets: %s", dsvi_clip_size_text(clip, text)) : status;
     size->elements = video_elements(&size->latent);

@@ -404,12 +404,6 @@ static void caches_of_other_pictures_are_refused(void **state)
             set(&settings, "model.expert", "high");
         assert_fails(DSV_E_USAGE, CASES[i].sentence, dsv_train(&settings, NULL, NULL));
     }
-    wan_case_make("pipe_flf");
-    image_settings(&settings, "refused");
-    set(&settings, "data.cache", folder_named("unused-cache"));
-    set(&settings, "num_frames", "1");
-    assert_fails(DSV_E_USAGE, "makes a clip between two pictures, expected 2 frames or more",
-                 dsv_train(&settings, NULL, NULL));
 }
 
 static void say_nothing(void *context, const char *line)
@@ -464,6 +458,35 @@ static void sizes_without_pictures_are_refused(void **state)
     image_settings(&settings, "still");
     set(&settings, "data.path", folder_named("stills"));
     refused_before_encoding(&settings, "auto", DSV_E_SHAPE, "needs at least 2 frames");
+}
+
+/* FLF2V makes clips between two pictures: dsv train and dsv encode refuse clips of one frame by the same
+ * check, before a text or a clip is encoded. */
+static void one_frame_between_two_pictures_is_refused(void **state)
+{
+    static const char SENTENCE[] = "num_frames=1: the model makes clips between two pictures, expected 2";
+    static const char *const BUCKETS[] = {"", "5x32x32,1x32x32", "auto"};
+    DsvConfig settings;
+    (void)state;
+    wan_case_make("pipe_flf");
+    assert_ok(dsvi_folder_make(scratch_path("mixed")));
+    tiny_clips(scratch_path("mixed"), 2);
+    write_picture("mixed/still.png", first_frame_of("clips/waves-0.mp4"));
+    for (size_t i = 0; i < sizeof BUCKETS / sizeof *BUCKETS; i++) {
+        image_settings(&settings, "between");
+        set(&settings, "data.path", folder_named("mixed"));
+        set(&settings, "num_frames", i == 0 ? "1" : "5");
+        refused_before_encoding(&settings, BUCKETS[i], DSV_E_SHAPE, SENTENCE);
+        assert_fails(DSV_E_SHAPE, SENTENCE,
+                     dsv_encode(folder_named("not-encoded"), folder_named("model"), &settings, NULL));
+        assert_true(i == 0 || strncmp(dsv_error_message(), "data.buckets: 1x32x32: ", 23) == 0);
+        assert_false(dsvi_path_exists(scratch_path("not-encoded")));
+    }
+    image_settings(&settings, "between"); /* num_frames is not a size of the clips */
+    set(&settings, "data.path", folder_named("mixed"));
+    set(&settings, "data.buckets", "5x32x32");
+    set(&settings, "num_frames", "1");
+    assert_ok(dsv_encode(folder_named("between-cache"), folder_named("model"), &settings, NULL));
 }
 
 static void what_does_not_fit_is_refused(void **state)
@@ -557,6 +580,7 @@ static int run_cpu(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ti2v_continues_the_first_frame),
         cmocka_unit_test(sizes_without_pictures_are_refused),
+        cmocka_unit_test(one_frame_between_two_pictures_is_refused),
         cmocka_unit_test(i2v_learns_from_the_first_frame),
         cmocka_unit_test(wan21_learns_from_states_of_pictures),
         cmocka_unit_test(caches_of_other_pictures_are_refused),

@@ -96,6 +96,9 @@ bool dsvi_dit_takes_condition(const DsviDitConfig *config);
  * the condition of image-to-video models of Wan 2.2, a mask with a channel for each picture for which a
  * latent frame stands, and a latent. */
 DsvStatus dsvi_dit_check_input(const DsviDitConfig *config, const DsviCodec *codec, DsviVideoShape latent);
+/* Fails with DSV_E_SHAPE if the model makes clips between two pictures (FLF2V) and the latent is that of a
+ * clip of one frame, which cannot be both. */
+DsvStatus dsvi_dit_check_pictures(const DsviDitConfig *config, DsviVideoShape latent);
 
 /* Returns the number of tokens of a sample, over all ranks. */
 int64_t dsvi_dit_tokens(const DsviDitConfig *config, const DsviDitShape *shape);

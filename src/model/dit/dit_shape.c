@@ -92,6 +92,14 @@ DsvStatus dsvi_dit_check_input(const DsviDitConfig *config, const DsviCodec *cod
         (long long)latent.channels, (long long)pictures);
 }
 
+DsvStatus dsvi_dit_check_pictures(const DsviDitConfig *config, DsviVideoShape latent)
+{
+    if (config->pos_embed_seq_len == 0 || latent.frames > 1)
+        return DSV_OK;
+    return DSVI_FAIL(DSV_E_SHAPE,
+                     "num_frames=1: the model makes clips between two pictures, expected 2 frames or more");
+}
+
 DsviDitShape dsvi_dit_shape_of(const DsviDitConfig *config, int64_t batch, DsviVideoShape latent)
 {
     return (DsviDitShape){
