@@ -53,9 +53,8 @@ static DsvStatus prepare_data(DsvConfig *config, DsviBackend *backend, DsviComm 
     if (first)
         DSVI_TRY(dsvi_run_folder_check(config));
     if (encodes)
-        DSVI_TRY(dsvi_preview_check(config, backend));
-    if (encodes && first)
-        DSVI_TRY(dsvi_preview_check_clips(config, backend, dsvi_comm_size(comm)));
+        DSVI_TRY(first ? dsvi_preview_check_clips(config, backend, dsvi_comm_size(comm))
+                       : dsvi_preview_check(config, backend));
     return dsvi_train_data_prepare(config, backend, comm, events, prompts);
 }
 

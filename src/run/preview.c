@@ -184,21 +184,24 @@ DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, Dsv
     return preview_try(settings, backend, false, 1, out);
 }
 
-DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, int64_t ranks)
-{
-    DsviPreview preview;
-    if (settings->resume_from_checkpoint[0] && settings->model_path[0])
-        return DSV_OK;
-    return preview_try(settings, backend, true, ranks, &preview);
-}
-
-DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend)
+/* As dsvi_preview_check or, with `clips`, dsvi_preview_check_clips. */
+static DsvStatus preview_check(const DsvConfig *settings, DsviBackend *backend, bool clips, int64_t ranks)
 {
     DsviPreview preview;
     DSVI_TRY(dsvi_flow_check(settings));
     if (settings->resume_from_checkpoint[0] && settings->model_path[0])
         return DSV_OK;
-    return dsvi_preview_make(settings, backend, &preview);
+    return preview_try(settings, backend, clips, ranks, &preview);
+}
+
+DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, int64_t ranks)
+{
+    return preview_check(settings, backend, true, ranks);
+}
+
+DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend)
+{
+    return preview_check(settings, backend, false, 1);
 }
 
 static void preview_model_text(const DsviTrainer *planned, const DsviPreview *preview, int64_t parameters,
