@@ -57,6 +57,11 @@ DsvStatus dsvi_checkpoint_prune(const char *output_dir, int64_t keep, int64_t ne
 DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsviSparseLog *log, void *log_context,
                                  char path[DSVI_PATH_MAX], bool *found);
 
+/* Finds, like dsvi_checkpoint_latest, the newest checkpoint in which the file `part`, a path relative to it,
+ * is undamaged. Reads no other file, which takes little time. *found is false if there is none. */
+DsvStatus dsvi_checkpoint_latest_part(const char *output_dir, const char *part, char path[DSVI_PATH_MAX],
+                                      bool *found);
+
 /* Makes `latest` name checkpoint-<step>. */
 DsvStatus dsvi_checkpoint_point(const char *output_dir, int64_t step);
 

@@ -263,6 +263,15 @@ static DsvStatus none_whole(const char *output_dir, size_t damaged, const char *
                      output_dir, damaged, more, fault);
 }
 
+/* Returns the number of steps after `pointed`, the step that `latest` names; these come first. */
+static size_t steps_beyond(const Steps *steps, int64_t pointed)
+{
+    size_t beyond = 0;
+    while (pointed >= 0 && beyond < steps->count && steps->step[beyond] > pointed)
+        beyond++;
+    return beyond;
+}
+
 DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsviSparseLog *log, void *log_context,
                                  char path[DSVI_PATH_MAX], bool *found)
 {
@@ -274,9 +283,7 @@ DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsviSparseLog *log, voi
         return DSV_OK;
     int64_t pointed = pointed_step(output_dir);
     DSVI_TRY_GOTO(status, list_steps(output_dir, &steps), done);
-    size_t beyond = 0;
-    while (pointed >= 0 && beyond < steps.count && steps.step[beyond] > pointed)
-        beyond++;
+    size_t beyond = steps_beyond(&steps, pointed);
     for (size_t i = beyond; i < steps.count && !*found; i++) {
         DSVI_TRY_GOTO(status, step_path(path, output_dir, steps.step[i]), done);
         *found = dsvi_manifest_verify(path) == DSV_OK;
@@ -288,6 +295,24 @@ DsvStatus dsvi_checkpoint_latest(const char *output_dir, DsviSparseLog *log, voi
     }
     if (!*found && steps.count > 0)
         status = none_whole(output_dir, steps.count - beyond, fault, beyond, pointed);
+done:
+    free(steps.step);
+    return status;
+}
+
+DsvStatus dsvi_checkpoint_latest_part(const char *output_dir, const char *part, char path[DSVI_PATH_MAX],
+                                      bool *found)
+{
+    DsvStatus status = DSV_OK;
+    Steps steps = {0};
+    *found = false;
+    if (!dsvi_path_is_folder(output_dir))
+        return DSV_OK;
+    DSVI_TRY_GOTO(status, list_steps(output_dir, &steps), done);
+    for (size_t i = steps_beyond(&steps, pointed_step(output_dir)); i < steps.count && !*found; i++) {
+        DSVI_TRY_GOTO(status, step_path(path, output_dir, steps.step[i]), done);
+        *found = dsvi_manifest_verify_part(path, part) == DSV_OK;
+    }
 done:
     free(steps.step);
     return status;

@@ -203,13 +203,16 @@ DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsviSparseLog *log, Ds
 DsvStatus dsvi_run_folder_check(const DsvConfig *settings)
 {
     DsviRunFolder folder;
+    bool found;
     memset(&folder, 0, sizeof folder);
     DSVI_TRY(name_files(settings, &folder));
-    if (strcmp(settings->resume_from_checkpoint, "latest") == 0)
-        return DSV_OK;
-    DSVI_TRY(run_folder_find_start(settings, NULL, NULL, &folder));
-    return folder.start == DSVI_START_FRESH ? DSV_OK
-                                            : dsvi_checkpoint_check_options(settings, folder.checkpoint);
+    if (strcmp(settings->resume_from_checkpoint, "latest") == 0) {
+        DSVI_TRY(dsvi_checkpoint_latest_part(folder.root, "config.yaml", folder.checkpoint, &found));
+    } else {
+        DSVI_TRY(run_folder_find_start(settings, NULL, NULL, &folder));
+        found = folder.start != DSVI_START_FRESH;
+    }
+    return found ? dsvi_checkpoint_check_options(settings, folder.checkpoint) : DSV_OK;
 }
 
 /* Writes config.yaml. An existing file with other contents is copied into `superseded` first. */

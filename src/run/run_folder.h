@@ -51,8 +51,8 @@ DsvStatus dsvi_run_folder_open(const DsvConfig *settings, DsviSparseLog *log, Ds
 
 /* Checks before data is prepared, which can take hours, that settings->output_dir is a folder or a new name
  * and holds no other run, or that it holds the checkpoint that is named, whose options are checked. Changes
- * nothing: locks and permissions are left to dsvi_run_folder_open. A checkpoint that `latest` finds is not
- * checked: this would read its files a second time. */
+ * nothing: locks and permissions are left to dsvi_run_folder_open. Of a checkpoint that `latest` finds only
+ * the options are read, whose file is whole: dsvi_run_folder_open checks the other files. */
 DsvStatus dsvi_run_folder_check(const DsvConfig *settings);
 
 /* Prepares the folder for a run that has done `step` steps. Call after options, data and checkpoint were

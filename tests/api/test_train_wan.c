@@ -346,6 +346,9 @@ static void folders_are_checked_before_clips_are_encoded(void **state)
     set(&settings, "resume_from_checkpoint", folder_named("first/checkpoint-10"));
     set(&settings, "lora_rank", "2");
     assert_fails(DSV_E_USAGE, "this run has lora_rank=2", dsv_train(&settings, NULL, NULL));
+    set(&settings, "output_dir", folder_named("first"));
+    set(&settings, "resume_from_checkpoint", "latest");
+    assert_fails(DSV_E_USAGE, "this run has lora_rank=2", dsv_train(&settings, NULL, NULL));
     assert_false(dsvi_path_exists(unused));
     assert_false(dsvi_path_exists(folder_named("second")));
 }
