@@ -14,6 +14,7 @@
 #include "train/plan_speeds.h"
 #include "train/trainer_offload.h"
 #include "train/trainer_sizes.h"
+#include "run/checkpoint.h"
 #include "run/model_path.h"
 #include "run/notices.h"
 #include "run/run_facts.h"
@@ -95,9 +96,9 @@ static DsvStatus check_sampled_size(const DsvConfig *settings, const DsviDitConf
         lists_sizes(settings) ? "data.buckets does not list" : "data.buckets=auto gives no clip");
 }
 
-static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out)
+/* Checks the options that concern the model together. */
+static DsvStatus check_model_options(const DsvConfig *settings)
 {
-    DsviModelPath model;
     if (settings->lora_rank > 0 && !settings->model_path[0])
         return DSVI_FAIL(
             DSV_E_USAGE,
@@ -113,7 +114,43 @@ static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCode
     if (settings->validation_ema && settings->ema_decay == 0)
         return DSVI_FAIL(DSV_E_USAGE,
                          "validation.ema is true and ema_decay is 0, expected ema_decay above 0");
-    return dsvi_model_of_options(settings, codec, &model, &out->latent, &out->config);
+    return DSV_OK;
+}
+
+/* Returns whether the run takes the shape of the model from the checkpoint with which it goes on, if there is
+ * one: it trains all weights, and the model at model.path may no longer exist. */
+static bool asks_checkpoint(const DsvConfig *settings)
+{
+    return settings->resume_from_checkpoint[0] && settings->model_path[0] && settings->lora_rank == 0;
+}
+
+/* Reads the shape of the model from the checkpoint with which the run goes on. *found is false if there is
+ * none. */
+static DsvStatus config_of_checkpoint(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out,
+                                      bool *found)
+{
+    static const char PART[] = "transformer/config.json";
+    const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
+    char checkpoint[DSVI_PATH_MAX], path[DSVI_PATH_MAX];
+    snprintf(checkpoint, sizeof checkpoint, "%s", settings->resume_from_checkpoint);
+    *found = true;
+    if (strcmp(checkpoint, "latest") == 0)
+        DSVI_TRY(dsvi_checkpoint_latest_part(settings->output_dir, PART, checkpoint, found));
+    if (!*found)
+        return DSV_OK;
+    DSVI_TRY(codec->latent_shape(codec, video, &out->latent));
+    DSVI_TRY(dsvi_path_join(path, checkpoint, PART));
+    return dsvi_dit_config_read(path, &out->config);
+}
+
+static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out)
+{
+    DsviModelPath model;
+    bool found = false;
+    DSVI_TRY(check_model_options(settings));
+    if (asks_checkpoint(settings))
+        DSVI_TRY(config_of_checkpoint(settings, codec, out, &found));
+    return found ? DSV_OK : dsvi_model_of_options(settings, codec, &model, &out->latent, &out->config);
 }
 
 /* Makes the memory plan of the model out->config. `planned` becomes a trainer that has only the fields that
@@ -184,24 +221,18 @@ DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, Dsv
     return preview_try(settings, backend, false, 1, out);
 }
 
-/* As dsvi_preview_check or, with `clips`, dsvi_preview_check_clips. */
-static DsvStatus preview_check(const DsvConfig *settings, DsviBackend *backend, bool clips, int64_t ranks)
+DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, int64_t ranks)
 {
     DsviPreview preview;
     DSVI_TRY(dsvi_flow_check(settings));
-    if (settings->resume_from_checkpoint[0] && settings->model_path[0])
-        return DSV_OK;
-    return preview_try(settings, backend, clips, ranks, &preview);
-}
-
-DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, int64_t ranks)
-{
-    return preview_check(settings, backend, true, ranks);
+    return preview_try(settings, backend, true, ranks, &preview);
 }
 
 DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend)
 {
-    return preview_check(settings, backend, false, 1);
+    DsviPreview preview;
+    DSVI_TRY(dsvi_flow_check(settings));
+    return asks_checkpoint(settings) ? DSV_OK : dsvi_preview_make(settings, backend, &preview);
 }
 
 static void preview_model_text(const DsviTrainer *planned, const DsviPreview *preview, int64_t parameters,

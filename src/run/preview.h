@@ -22,12 +22,13 @@ typedef struct DsviPreview {
  * returned too. */
 DsvStatus dsvi_preview_make(const DsvConfig *settings, DsviBackend *backend, DsviPreview *out);
 
-/* Makes a preview and returns only its status. Does nothing if a run with model.path is resumed: the
- * checkpoint gives the model's shape, and model.path may no longer exist. */
+/* Makes a preview and returns only its status. Makes none if a run that trains all weights of model.path is
+ * resumed: the checkpoint gives the model's shape, and not every rank may see it. */
 DsvStatus dsvi_preview_check(const DsvConfig *settings, DsviBackend *backend);
 
 /* Like dsvi_preview_check, for a run of `ranks`, but with data.buckets=auto it opens the clips at data.path
- * to find their sizes. Also checks that a run of one rank has enough memory. */
+ * to find their sizes, and it reads the model's shape from the checkpoint of a resumed run, which the caller
+ * must see. Also checks that a run of one rank has enough memory. */
 DsvStatus dsvi_preview_check_clips(const DsvConfig *settings, DsviBackend *backend, int64_t ranks);
 
 /* Reports the data (if data.path is set), the model and the memory plan of a run through `line`, line by

@@ -412,7 +412,7 @@ static void say_nothing(void *context, const char *line)
     (void)line;
 }
 
-/* Fails to train clips of these sizes, and to plan it, before any clip is encoded. */
+/* Fails to train clips of these sizes, to plan it and to resume such a run, before any clip is encoded. */
 static void refused_before_encoding(DsvConfig *settings, const char *buckets, DsvStatus status,
                                     const char *sentence)
 {
@@ -420,6 +420,9 @@ static void refused_before_encoding(DsvConfig *settings, const char *buckets, Ds
     set(settings, "data.cache", folder_named("not-encoded"));
     assert_fails(status, sentence, dsv_train(settings, NULL, NULL));
     assert_fails(status, sentence, dsv_train_preview(settings, say_nothing, NULL));
+    set(settings, "resume_from_checkpoint", "latest");
+    assert_fails(status, sentence, dsv_train(settings, NULL, NULL));
+    set(settings, "resume_from_checkpoint", "");
     assert_false(dsvi_path_exists(scratch_path("not-encoded")));
 }
 

@@ -353,6 +353,78 @@ static void folders_are_checked_before_clips_are_encoded(void **state)
     assert_false(dsvi_path_exists(folder_named("second")));
 }
 
+/* Fails to train with these options before a clip is encoded. */
+static void refused_unencoded(const DsvConfig *settings, const char *buckets, const char *memory,
+                              DsvStatus status, const char *sentence)
+{
+    DsvConfig refused = *settings;
+    set(&refused, "data.cache", folder_named("resumed-cache"));
+    set(&refused, "data.buckets", buckets);
+    set(&refused, "memory_gib", memory);
+    assert_fails(status, sentence, dsv_train(&refused, NULL, NULL));
+    assert_false(dsvi_path_exists(scratch_path("resumed-cache")));
+}
+
+/* A run with resume_from_checkpoint is checked before its clips are encoded: one that begins because there is
+ * no checkpoint, and one that goes on, with a LoRA and without. */
+static void resumed_runs_are_checked_before_clips_are_encoded(void **state)
+{
+    static const char *const RANKS[] = {"4", "0"};
+    DsvConfig settings;
+    Stopper heard;
+    (void)state;
+    for (int whole = 0; whole < 2; whole++) {
+        wan_settings(&settings, folder_named(whole ? "resumed-whole" : "resumed-lora"));
+        set(&settings, "lora_rank", RANKS[whole]);
+        set(&settings, "max_train_steps", "1");
+        set(&settings, "resume_from_checkpoint", "latest");
+        for (int begun = 0; begun < 2; begun++) {
+            refused_unencoded(&settings, "5x32x40", "0", DSV_E_SHAPE, "data.buckets: 5x32x40: width=40");
+            refused_unencoded(&settings, "auto", "1e-6", DSV_E_NO_MEMORY, "memory_gib allows 1e-06");
+            refused_unencoded(&settings, "", "1e-6", DSV_E_NO_MEMORY, "memory_gib allows 1e-06");
+            if (!begun)
+                train(&settings, &heard);
+        }
+    }
+}
+
+/* A run that trains all weights goes on with the transformer of its checkpoint: the checks take the shape of
+ * the model from there, because model.path may have lost its transformer, which then is not needed. */
+static void checks_take_the_shape_of_the_checkpoint(void **state)
+{
+    DsvConfig settings;
+    Stopper heard;
+    char command[4 * DSVI_PATH_MAX], checkpoint[DSVI_PATH_MAX];
+    const char *model = folder_named("lost-model"), *run = folder_named("lost");
+    (void)state;
+    snprintf(command, sizeof command, "cp -r '%s' '%s'", wan_model, model);
+    assert_int_equal(system(command), 0);
+    wan_settings(&settings, run);
+    set(&settings, "model.path", model);
+    set(&settings, "lora_rank", "0");
+    set(&settings, "max_train_steps", "2");
+    set(&settings, "checkpointing_steps", "1");
+    train(&settings, &heard);
+    snprintf(command, sizeof command, "rm -r '%s/transformer'", model);
+    assert_int_equal(system(command), 0);
+    snprintf(checkpoint, sizeof checkpoint, "%s/checkpoint-1", run);
+    for (int named = 0; named < 2; named++) {
+        set(&settings, "resume_from_checkpoint", named ? checkpoint : "latest");
+        set(&settings, "max_train_steps", named ? "4" : "3");
+        set(&settings, "data.cache", folder_named("cache"));
+        refused_unencoded(&settings, "9x32x32", "1e-6", DSV_E_NO_MEMORY, "memory_gib allows 1e-06");
+        train(&settings, &heard);
+        assert_non_null(
+            strstr(heard.log, named ? "resuming after step 1 from" : "resuming after step 2 from"));
+    }
+    /* a damaged checkpoint is passed over, as when the run begins */
+    snprintf(command, sizeof command, "echo >> '%s/checkpoint-4/transformer/config.json'", run);
+    assert_int_equal(system(command), 0);
+    set(&settings, "resume_from_checkpoint", "latest");
+    train(&settings, &heard);
+    assert_non_null(strstr(heard.log, "passing over a damaged checkpoint"));
+}
+
 static void prompts_that_cannot_be_sampled_are_refused(void **state)
 {
     DsvConfig settings;
@@ -424,6 +496,8 @@ int main(void)
         cmocka_unit_test(decoding_is_in_the_preview),
         cmocka_unit_test(sizes_that_do_not_fit_are_refused),
         cmocka_unit_test(folders_are_checked_before_clips_are_encoded),
+        cmocka_unit_test(resumed_runs_are_checked_before_clips_are_encoded),
+        cmocka_unit_test(checks_take_the_shape_of_the_checkpoint),
         cmocka_unit_test(prompts_that_cannot_be_sampled_are_refused),
         cmocka_unit_test(held_out_clips_have_text),
         cmocka_unit_test(wrong_data_is_refused),
