@@ -152,14 +152,14 @@ static const char *path_in_checkpoint(const DsviModelPath *model, const char *pa
     return part + strspn(part, "/");
 }
 
-/* Sets the rows of states that the folder's image encoder computes for a sample. */
+/* Sets the rows of states that the folder's image encoder computes for a sample, if the folder exists. */
 static DsvStatus find_image_len(const DsvConfig *settings, DsviDitConfig *out)
 {
     char path[DSVI_PATH_MAX];
     DsviWanFolder folder;
     DsviVitConfig encoder;
     bool found;
-    if (out->image_dim == 0 || out->pos_embed_seq_len > 0)
+    if (out->image_dim == 0 || out->pos_embed_seq_len > 0 || !dsvi_path_exists(settings->model_path))
         return DSV_OK;
     DSVI_TRY(dsvi_wan_folder_find(settings->model_path, settings, &folder, &found));
     if (!found || !folder.part[DSVI_WAN_IMAGE_ENCODER][0])
@@ -189,6 +189,14 @@ DsvStatus dsvi_model_of_options(const DsvConfig *settings, const DsviCodec *code
     DSVI_TRY(find_image_len(settings, out));
     DsvStatus status = dsvi_dit_check_input(out, codec, *latent);
     return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "model.path=%s", settings->model_path);
+}
+
+DsvStatus dsvi_model_of_checkpoint(const DsvConfig *settings, const char *checkpoint, DsviDitConfig *out)
+{
+    char path[DSVI_PATH_MAX];
+    DSVI_TRY(dsvi_path_join(path, checkpoint, "transformer/config.json"));
+    DSVI_TRY(dsvi_dit_config_read(path, out));
+    return find_image_len(settings, out);
 }
 
 DsvStatus dsvi_model_verify(const DsviModelPath *model)

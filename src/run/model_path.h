@@ -35,6 +35,10 @@ DsvStatus dsvi_model_config(const DsviModelPath *model, DsviDitConfig *out);
  * channels. DSV_E_SHAPE, naming model.path, if its model does not take the codec's latents. */
 DsvStatus dsvi_model_of_options(const DsvConfig *settings, const DsviCodec *codec, DsviModelPath *model,
                                 DsviVideoShape *latent, DsviDitConfig *out);
+/* Reads the sizes of the model in the folder of a checkpoint with which a run that trains all weights goes
+ * on. Of model.path, which may be missing, only the image encoder is read, which the checkpoint does not
+ * have. */
+DsvStatus dsvi_model_of_checkpoint(const DsvConfig *settings, const char *checkpoint, DsviDitConfig *out);
 /* Checks the files in `model` against the checkpoint's manifest. Returns DSV_E_FORMAT with the name of the
  * first file that differs. Other files of the checkpoint, such as optimizer/, may be missing. Does nothing if
  * the model does not belong to a checkpoint. */

@@ -129,18 +129,17 @@ static bool asks_checkpoint(const DsvConfig *settings)
 static DsvStatus config_of_checkpoint(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out,
                                       bool *found)
 {
-    static const char PART[] = "transformer/config.json";
     const DsviVideoShape video = {3, settings->num_frames, settings->height, settings->width};
-    char checkpoint[DSVI_PATH_MAX], path[DSVI_PATH_MAX];
+    char checkpoint[DSVI_PATH_MAX];
     snprintf(checkpoint, sizeof checkpoint, "%s", settings->resume_from_checkpoint);
     *found = true;
     if (strcmp(checkpoint, "latest") == 0)
-        DSVI_TRY(dsvi_checkpoint_latest_part(settings->output_dir, PART, checkpoint, found));
+        DSVI_TRY(
+            dsvi_checkpoint_latest_part(settings->output_dir, "transformer/config.json", checkpoint, found));
     if (!*found)
         return DSV_OK;
     DSVI_TRY(codec->latent_shape(codec, video, &out->latent));
-    DSVI_TRY(dsvi_path_join(path, checkpoint, PART));
-    return dsvi_dit_config_read(path, &out->config);
+    return dsvi_model_of_checkpoint(settings, checkpoint, &out->config);
 }
 
 static DsvStatus preview_choose_config(const DsvConfig *settings, const DsviCodec *codec, DsviPreview *out)

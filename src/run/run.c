@@ -25,11 +25,8 @@
  * reads it for all: other ranks may not see the checkpoint. */
 static DsvStatus read_resumed_config(DsviRun *run)
 {
-    char path[DSVI_PATH_MAX];
-    if (dsvi_run_is_first(run)) {
-        DSVI_TRY(dsvi_path_join(path, run->folder.checkpoint, "transformer/config.json"));
-        DSVI_TRY(dsvi_dit_config_read(path, &run->config));
-    }
+    if (dsvi_run_is_first(run))
+        DSVI_TRY(dsvi_model_of_checkpoint(run->settings, run->folder.checkpoint, &run->config));
     return dsvi_comm_broadcast(run->comm, 0, &run->config, sizeof run->config);
 }
 

@@ -380,6 +380,10 @@ static void wan21_learns_from_states_of_pictures(void **state)
         check_sampled_clip(run, &settings, 1 + two);
         /* before its first update a LoRA changes nothing */
         assert_error_below(fabs(whole[0] / lora[0] - 1), 1e-6, "loss of the first step");
+        set(&settings, "resume_from_checkpoint", "latest");
+        set(&settings, "max_train_steps", "2");
+        train_losses(&settings, &heard, whole);
+        assert_non_null(strstr(heard.log, "resuming after step 1 from"));
     }
 }
 
