@@ -249,10 +249,10 @@ DsvStatus dsvi_report_decisions(FILE *to, const DsviReportData *data)
 {
     int64_t shown = data->decisions < DSVI_DECISIONS_MAX ? data->decisions : DSVI_DECISIONS_MAX;
     if (shown == 0) {
-        dsvi_report_note(to, "No block has turned sparse or dense.");
+        dsvi_report_note(to, "No decision about attention has been made.");
         return DSV_OK;
     }
-    fputs("<p>Which blocks turned sparse or dense, and why, newest first", to);
+    fputs("<p>Which blocks turned sparse or dense or stayed dense, and why, newest first", to);
     if (shown < data->decisions) {
         fprintf(to, ": the newest %lld of ", (long long)shown);
         dsvi_put_count(to, (double)data->decisions);

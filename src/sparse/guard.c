@@ -19,54 +19,63 @@ static double head_ceiling(const DsviGuard *guard)
     return fmax(guard->max_head_error, guard->max_error);
 }
 
-/* Returns whether the measured density and the output error or captured mass (fraction of attention in the
- * key lists) of a block meet all bounds of the guard, each bound loosened by `slack`. */
-static bool meets_bounds(const DsviGuard *guard, const DsviGuardView *view, double slack)
+/* Returns the bounds that the measured density and the output error or captured mass (fraction of attention
+ * in the key lists) of a block miss, each bound loosened by `slack`, as a set of DsviGuardReason. */
+static int missed_bounds(const DsviGuard *guard, const DsviGuardView *view, double slack)
 {
-    bool good = guard->by_error ? view->error <= guard->max_error + slack &&
-                                      view->head_error <= head_ceiling(guard) + slack
-                                : view->captured >= guard->min_mass - slack &&
-                                      view->head_captured >= head_floor(guard) - slack;
-    return good && view->density <= guard->max_density + slack;
+    bool sparse_enough = view->density <= guard->max_density + slack;
+    bool good = guard->by_error ? view->error <= guard->max_error + slack
+                                : view->captured >= guard->min_mass - slack;
+    bool head_good = guard->by_error ? view->head_error <= head_ceiling(guard) + slack
+                                     : view->head_captured >= head_floor(guard) - slack;
+    return (sparse_enough ? 0 : DSVI_GUARD_DENSITY) | (good ? 0 : DSVI_GUARD_BLOCK) |
+           (head_good ? 0 : DSVI_GUARD_HEAD);
 }
 
-/* Writes the reason for a decision to `line`. */
-static void write_reason(const DsviGuard *guard, const DsviGuardView *view, int64_t block, bool sparse,
-                         char *line, size_t line_bytes)
+/* Writes the reason for a decision to `line`. `verb` is "turns" or "stays". */
+static void write_reason(const DsviGuard *guard, const DsviGuardView *view, int64_t block, const char *verb,
+                         int missed, char *line, size_t line_bytes)
 {
-    if (guard->by_error)
+    const char *side = missed ? "dense" : "sparse";
+    if (missed & DSVI_GUARD_LIST_MEMORY)
         snprintf(line, line_bytes,
-                 "block %lld turns %s: its output over lists and tail has a relative error of %.2f (at most "
+                 "block %lld %s dense: its lists needed density %.2f in this step, "
+                 "above the %.2f there is room for",
+                 (long long)block, verb, view->needed, view->capacity);
+    else if (guard->by_error)
+        snprintf(line, line_bytes,
+                 "block %lld %s %s: its output over lists and tail has a relative error of %.2f (at most "
                  "%.2f allowed) at density %.2f (at most %.2f); head %lld, the worst, has %.2f (at most "
                  "%.2f allowed)",
-                 (long long)block, sparse ? "sparse" : "dense", view->error, guard->max_error, view->density,
+                 (long long)block, verb, side, view->error, guard->max_error, view->density,
                  guard->max_density, (long long)view->worst_head, view->head_error, head_ceiling(guard));
     else
         snprintf(line, line_bytes,
-                 "block %lld turns %s: its lists hold %.2f of the attention mass (at least "
+                 "block %lld %s %s: its lists hold %.2f of the attention mass (at least "
                  "%.2f required) at density %.2f (at most %.2f); head %lld, the worst, holds %.2f (at least "
                  "%.2f required)",
-                 (long long)block, sparse ? "sparse" : "dense", view->captured, guard->min_mass,
-                 view->density, guard->max_density, (long long)view->worst_head, view->head_captured,
-                 head_floor(guard));
+                 (long long)block, verb, side, view->captured, guard->min_mass, view->density,
+                 guard->max_density, (long long)view->worst_head, view->head_captured, head_floor(guard));
 }
 
-bool dsvi_guard_decide(const DsviGuard *guard, const DsviGuardView *view, int64_t block, char *line,
-                       size_t line_bytes)
+bool dsvi_guard_decide(const DsviGuard *guard, const DsviGuardView *view, int64_t block, int32_t *reason,
+                       char *line, size_t line_bytes)
 {
+    int missed;
     line[0] = 0;
-    if (view->sparse && view->overflowed) {
-        snprintf(line, line_bytes,
-                 "block %lld turns dense: its lists needed density %.2f in this step, "
-                 "above the %.2f there is room for",
-                 (long long)block, view->needed, view->capacity);
-        return false;
-    }
-    if (!view->measured)
+    if (view->sparse && view->overflowed)
+        missed = DSVI_GUARD_LIST_MEMORY;
+    else if (!view->measured)
         return view->sparse;
-    bool sparse = view->sparse ? meets_bounds(guard, view, guard->hysteresis)
-                               : view->fit && meets_bounds(guard, view, 0);
-    if (sparse != view->sparse)
-        write_reason(guard, view, block, sparse, line, line_bytes);
+    else if (!view->sparse && !view->fit)
+        missed = DSVI_GUARD_LIST_MEMORY;
+    else
+        missed = missed_bounds(guard, view, view->sparse ? guard->hysteresis : 0);
+    bool sparse = !missed, turns = sparse != view->sparse;
+    bool given = !turns && (missed & *reason); /* the reason that was given for staying dense still holds */
+    if (turns || (!sparse && !given))
+        write_reason(guard, view, block, turns ? "turns" : "stays", missed, line, line_bytes);
+    if (!given)
+        *reason = missed & -missed; /* the first one, in the order of the enumeration */
     return sparse;
 }

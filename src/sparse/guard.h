@@ -24,6 +24,14 @@ typedef struct DsviGuard {
     double hysteresis;     /* how far a sparse block must miss a bound before it becomes dense */
 } DsviGuard;
 
+/* Reasons why a block attends densely. The values are saved in checkpoints and can be combined by "or". */
+typedef enum DsviGuardReason {
+    DSVI_GUARD_LIST_MEMORY = 1, /* the lists do not fit into their memory */
+    DSVI_GUARD_DENSITY = 2,     /* the lists hold too many keys */
+    DSVI_GUARD_BLOCK = 4, /* the block's output error or captured mass, mean over heads, misses its bound */
+    DSVI_GUARD_HEAD = 8,  /* the output error or captured mass of the worst head misses its bound */
+} DsviGuardReason;
+
 /* What is known about a block at the end of a step. */
 typedef struct DsviGuardView {
     bool sparse;     /* the guard's decision so far */
@@ -42,14 +50,16 @@ typedef struct DsviGuardView {
                         * output over lists and tail), mean over heads; NaN before the first measurement */
     double head_error; /* running mean over measuring steps of worst_head's output error; NaN before the first
                         * measurement */
-    double needed;     /* if overflowed: density of the lists that did not fit */
+    double needed;     /* if overflowed or not fit: density of the lists that did not fit */
     double capacity;   /* largest density of lists that fit into their memory */
 } DsviGuardView;
 
-/* Returns whether the block is sparse from the next step on. Writes the reason for a change to `line`,
- * without a newline; an empty line if nothing changes. */
-bool dsvi_guard_decide(const DsviGuard *guard, const DsviGuardView *view, int64_t block, char *line,
-                       size_t line_bytes);
+/* Returns whether the block is sparse from the next step on. *reason is the DsviGuardReason for which the
+ * block is dense, or 0 if the block is sparse or no reason has been given yet; the call updates *reason.
+ * Writes a sentence to `line`, without a newline, if the block turns sparse or dense, and if a measured block
+ * stays dense and *reason is 0 or no longer holds. Otherwise `line` is empty. */
+bool dsvi_guard_decide(const DsviGuard *guard, const DsviGuardView *view, int64_t block, int32_t *reason,
+                       char *line, size_t line_bytes);
 
 #ifdef __cplusplus
 }

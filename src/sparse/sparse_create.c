@@ -73,6 +73,7 @@ void dsvi_sparse_forget_measured(DsviSparse *s)
     DsviSparseRecord *r = &s->record;
     for (int64_t block = 0; block < s->shape.blocks; block++) {
         r->sparse[block] = 0;
+        r->reason[block] = 0;
         r->changes[block] = 0;
         r->captured[block] = r->listed[block] = r->share90[block] = r->estimated_mass[block] = NAN;
         r->missed[block] = r->error[block] = NAN;

@@ -92,7 +92,8 @@ static int64_t worst_head(const DsviSparse *s, int64_t block)
     return worst;
 }
 
-/* Asks the guard whether the block is sparse or dense from the next step on, and logs a change. */
+/* Asks the guard whether the block is sparse or dense from the next step on, and logs a change and a new
+ * reason for staying dense. */
 static void decide_block(DsviSparse *s, int64_t block)
 {
     char line[320];
@@ -119,17 +120,15 @@ static void decide_block(DsviSparse *s, int64_t block)
         .head_captured = r->head_captured[block * s->shape.heads + worst],
         .error = r->error[block],
         .head_error = r->head_error[block * s->shape.heads + worst],
-        .needed = b->overflow_density,
+        .needed = b->overflowed ? b->overflow_density : b->measured_density,
         .capacity = capacity_density(b),
     };
-    bool sparse = dsvi_guard_decide(&guard, &view, block, line, sizeof line);
+    bool sparse = dsvi_guard_decide(&guard, &view, block, &r->reason[block], line, sizeof line);
     if (b->overflowed) /* count the density of the lists that did not fit: the block becomes sparse again only
                         * after the running mean of densities has fallen below max_density */
         r->listed[block] = fmax(r->listed[block], b->overflow_density);
-    if (sparse == view.sparse)
-        return;
     r->sparse[block] = sparse;
-    r->changes[block]++;
+    r->changes[block] += sparse != view.sparse;
     dsvi_sparse_log_line(s, line);
 }
 

@@ -88,6 +88,7 @@ typedef struct DsviSparseBlock {
  * value. */
 typedef struct DsviSparseRecord {
     int32_t *sparse;      /* (blocks) the guard's decision: 1 if the block attends over lists, 0 if densely */
+    int32_t *reason;      /* (blocks) DsviGuardReason for which the block is dense, as logged last; 0: none */
     int64_t *changes;     /* (blocks) how often the guard's decision about the block changed */
     double *captured;     /* (blocks) running mean over measuring steps of the exact captured mass */
     double *listed;       /* (blocks) running mean of the density of measured lists */
@@ -318,7 +319,8 @@ bool dsvi_sparse_finish_begin(DsviSparse *sparse, int64_t step);
 /* Reports that the block attends densely because its lists do not fit: at the end of a training step through
  * the guard, otherwise at once. */
 void dsvi_sparse_overflow(DsviSparse *sparse, int64_t block);
-/* Lets the guard decide about each block after a training step, and logs every change. */
+/* Lets the guard decide about each block after a training step. Logs every change, and why a measured block
+ * stays dense. */
 void dsvi_sparse_decide(DsviSparse *sparse);
 /* Passes a line to the log, unless the line is empty. */
 void dsvi_sparse_log_line(const DsviSparse *sparse, const char *line);

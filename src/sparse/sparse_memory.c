@@ -219,6 +219,7 @@ static void carve_records(DsviSparse *s, DsviArena *arena)
                                 &r->density,  &r->estimated_mass, &r->missed};
     float **const of_heads[] = {&r->head_captured, &r->head_share90, &r->head_listed, &r->head_error};
     r->sparse = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(int32_t));
+    r->reason = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(int32_t));
     r->changes = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(int64_t));
     for (size_t i = 0; i < sizeof running / sizeof *running; i++)
         *running[i] = dsvi_arena_take(arena, DSVI_MEM_SPARSE, blocks * sizeof(double));

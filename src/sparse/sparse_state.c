@@ -34,6 +34,7 @@ static void list_state(const DsviSparse *s, bool selector, DsviStateList *list)
         dsvi_state_add(list, items[i]);
     dsvi_state_add_new(list, (DsviStateItem){"profile.step", DSVI_I64, 1, {1}, false, r->measured_step});
     dsvi_state_add_new(list, (DsviStateItem){"dispatch.finishing", DSVI_I32, 1, {1}, false, r->finishing});
+    dsvi_state_add_new(list, (DsviStateItem){"dispatch.reason", DSVI_I32, 1, {blocks}, false, r->reason});
     dsvi_state_add_new(list, (DsviStateItem){ERROR_ITEM, DSVI_F64, 1, {blocks}, false, r->error});
     dsvi_state_add_new(
         list, (DsviStateItem){"profile.head_error", DSVI_F32, 2, {blocks, heads}, false, r->head_error});

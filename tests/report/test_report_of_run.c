@@ -73,8 +73,36 @@ static void test_page(void **unused)
     fake_remove(folder);
 }
 
+/* The page of a run in which no block turned sparse says why. */
+static void test_reasons_for_staying_dense(void **unused)
+{
+    (void)unused;
+    DsvConfig settings;
+    DsvTrainSummary trained;
+    DsvReportSummary reported;
+    const char *clips = tiny_folder(), *folder = fake_folder("run");
+    tiny_clips(clips, 2);
+    tiny_settings(&settings);
+    set(&settings, "data.path", clips);
+    set(&settings, "output_dir", folder);
+    set(&settings, "max_train_steps", "3");
+    set(&settings, "sparse.tail", "none");
+    set(&settings, "sparse.min_mass", "1");
+    assert_ok(dsv_train(&settings, NULL, &trained));
+    assert_int_equal(trained.sparse_blocks, 0);
+    char *page = fake_report(folder, &reported);
+    assert_holds(page, "block 0 stays dense: its lists hold");
+    assert_holds(page, "block 1 stays dense: its lists hold");
+    free(page);
+    assert_ok(dsvi_folder_remove(clips));
+    fake_remove(folder);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_page)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_page),
+        cmocka_unit_test(test_reasons_for_staying_dense),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

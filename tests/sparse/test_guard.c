@@ -2,6 +2,8 @@
  * test_guard_rule.c tests the rule alone. */
 #include "sparse/sparse_rig.h"
 
+#include <unistd.h>
+
 #include "sparse/sparse_internal.h"
 
 /* A whole sequence: dense and measured, sparse, lists that do not fit, dense, sparse again. */
@@ -165,12 +167,52 @@ static void test_density_comes_down_after_overflow(void **state)
         rig_fill(&rig, 11, wide ? -1 : 8);
         rig_step(&rig, step, true);
         if (step == 3) /* the running mean of the density is 0.6 * 1 + 0.4 * 0.11 */
-            assert_string_equal(rig.log, "");
+            assert_non_null(strstr(rig.log, "block 0 stays dense: its lists hold 0."));
         else
             assert_non_null(
                 strstr(rig.log, wide ? "turns dense: its lists needed density 1.00" : "turns sparse"));
     }
     rig_close(&rig);
+}
+
+/* Blocks that never turn sparse get the reason in the log at their first measurement after the warm-up, and
+ * not again, also not after the state was saved and loaded. */
+static void test_reason_of_a_block_that_stays_dense(void **state)
+{
+    static Rig rig, resumed;
+    char path[] = "/tmp/dsv-guard-XXXXXX";
+    DsvConfig settings = rig_settings();
+    DsviSparseShape shape = rig_shape(2, 1, 2, 32, 1, 16, 16, DSVI_F32);
+    (void)state;
+    close(mkstemp(path));
+    rig_set(&settings, "sparse.profile_every=1");
+    rig_set(&settings, "sparse.warmup_steps=2");
+    rig_set(&settings, "sparse.rule=topk");
+    rig_set(&settings, "sparse.target_mass=0");
+    rig_set(&settings, "sparse.target_density=0.1");
+    rig_set(&settings, "sparse.min_mass=0.9");
+    rig_open(&rig, "auto", 2, &settings, &shape);
+    rig_open(&resumed, "auto", 2, &settings, &shape);
+    for (int64_t step = 1; step <= 4; step++) {
+        rig.log[0] = 0;
+        rig_fill(&rig, (uint64_t)step, -1); /* equal attention: 10 % of the keys hold 10 % of the mass */
+        rig_step(&rig, step, true);
+        if (step == 2) {
+            assert_non_null(strstr(rig.log, "block 0 stays dense: its lists hold 0.1"));
+            assert_non_null(strstr(rig.log, "block 1 stays dense: its lists hold 0.1"));
+        } else {
+            assert_string_equal(rig.log, "");
+        }
+    }
+    assert_ok(dsvi_sparse_save(rig.sparse, path));
+    assert_ok(dsvi_sparse_load(resumed.sparse, path));
+    rig_fill(&resumed, 5, -1);
+    rig_step(&resumed, 5, true);
+    assert_true(dsvi_sparse_measured(resumed.sparse));
+    assert_string_equal(resumed.log, "");
+    unlink(path);
+    rig_close(&rig);
+    rig_close(&resumed);
 }
 
 /* A block whose first measurement would make it sparse stays dense until the warm-up ends, and is sparse
@@ -356,6 +398,7 @@ int main(void)
         cmocka_unit_test(test_guard_goes_by_running_means),
         cmocka_unit_test(test_block_without_list_memory_stays_dense),
         cmocka_unit_test(test_density_comes_down_after_overflow),
+        cmocka_unit_test(test_reason_of_a_block_that_stays_dense),
         cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_estimates_decide_nothing),
         cmocka_unit_test(test_hysteresis),

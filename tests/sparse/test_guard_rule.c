@@ -8,11 +8,19 @@ static const DsviGuard guard = {
 
 static bool decide_by(const DsviGuard *by, DsviGuardView view, const char *words)
 {
-    char line[320];
-    bool sparse = dsvi_guard_decide(by, &view, 3, line, sizeof line);
-    assert_int_equal(line[0] != 0, sparse != view.sparse); /* the rule logs a line for each change only */
+    char line[320], again[320];
+    int32_t reason = 0;
+    bool sparse = dsvi_guard_decide(by, &view, 3, &reason, line, sizeof line);
+    bool stays_dense = !view.sparse && view.measured && !sparse;
+    assert_int_equal(line[0] != 0, sparse != view.sparse || stays_dense);
+    assert_int_equal(reason != 0, !sparse && line[0]);
     if (!strstr(line, words))
         fail_msg("'%s' lacks '%s'", line, words);
+    if (stays_dense) { /* the reason is given once */
+        assert_non_null(strstr(line, "block 3 stays dense: its "));
+        assert_false(dsvi_guard_decide(by, &view, 3, &reason, again, sizeof again));
+        assert_string_equal(again, "");
+    }
     return sparse;
 }
 
@@ -141,6 +149,69 @@ static void test_overflow_of_a_dense_block(void **state)
     assert_true(decide(view, "turns sparse"));
 }
 
+/* Decides for a dense block after *reason was given, and fails unless the line is `expected`. */
+static void stays_dense(const DsviGuard *by, DsviGuardView view, int32_t *reason, const char *expected)
+{
+    char line[320];
+    assert_false(dsvi_guard_decide(by, &view, 5, reason, line, sizeof line));
+    assert_string_equal(line, expected);
+}
+
+/* A dense block that stays dense gets a sentence at its first measurement, and another one only when the
+ * reason that was given no longer holds. */
+static void test_reason_for_staying_dense(void **state)
+{
+    (void)state;
+    int32_t reason = 0;
+    DsviGuardView view = {.fit = true, .captured = 0.7, .head_captured = 0.05, .density = 0.2};
+    stays_dense(&guard, view, &reason, ""); /* nothing was measured */
+    view.measured = true;
+    stays_dense(&guard, view, &reason,
+                "block 5 stays dense: its lists hold 0.70 of the attention mass (at least 0.85 required) at "
+                "density 0.20 (at most 0.50); head 0, the worst, holds 0.05 (at least 0.10 required)");
+    view.captured = 0.8;
+    stays_dense(&guard, view, &reason, ""); /* the mass of the block is still too small */
+    view.density = 0.6;
+    stays_dense(&guard, view, &reason, "");
+    view.captured = 0.9, view.density = 0.2;
+    stays_dense(&guard, view, &reason,
+                "block 5 stays dense: its lists hold 0.90 of the attention mass (at least 0.85 required) at "
+                "density 0.20 (at most 0.50); head 0, the worst, holds 0.05 (at least 0.10 required)");
+    view.captured = 0.7;
+    stays_dense(&guard, view, &reason, ""); /* the mass of the worst head is still too small */
+    view.fit = false, view.needed = 0.71, view.capacity = 0.65;
+    stays_dense(&guard, view, &reason,
+                "block 5 stays dense: its lists needed density 0.71 in this step, above the 0.65 there is "
+                "room for");
+    stays_dense(&guard, view, &reason, "");
+    view.fit = true, view.captured = view.head_captured = 0.9, view.density = 0.6;
+    stays_dense(&guard, view, &reason,
+                "block 5 stays dense: its lists hold 0.90 of the attention mass (at least 0.85 required) at "
+                "density 0.60 (at most 0.50); head 0, the worst, holds 0.90 (at least 0.10 required)");
+}
+
+/* The sentence about a change gives a reason too, which is not repeated while the block stays dense. */
+static void test_reason_after_a_change(void **state)
+{
+    (void)state;
+    char line[320];
+    int32_t reason = 0;
+    DsviGuardView view = {.sparse = true, .overflowed = true, .needed = 0.71, .capacity = 0.65};
+    assert_false(dsvi_guard_decide(&guard, &view, 5, &reason, line, sizeof line));
+    assert_non_null(strstr(line, "block 5 turns dense: its lists needed density 0.71"));
+    view.sparse = view.overflowed = false;
+    view.measured = true;
+    stays_dense(&guard, view, &reason, "");
+    view.fit = true, view.captured = view.head_captured = 0.9, view.density = 0.2;
+    assert_true(dsvi_guard_decide(&guard, &view, 5, &reason, line, sizeof line));
+    assert_int_equal(reason, 0);
+    view.sparse = true, view.captured = 0.5;
+    assert_false(dsvi_guard_decide(&guard, &view, 5, &reason, line, sizeof line));
+    assert_non_null(strstr(line, "block 5 turns dense: its lists hold 0.50"));
+    view.sparse = false;
+    stays_dense(&guard, view, &reason, "");
+}
+
 static const DsviGuard by_error = {.by_error = true,
                                    .min_mass = 1,
                                    .min_head_mass = 1,
@@ -161,7 +232,7 @@ static void test_error_decides(void **state)
                   "(at most 0.35 allowed) at density 0.05 (at most 0.50); head 2, the worst, has 0.90 "
                   "(at most 0.90 allowed)"));
     view.error = 0.3501;
-    assert_false(decide_by(&by_error, view, ""));
+    assert_false(decide_by(&by_error, view, "stays dense: its output over lists and tail has"));
     view.error = NAN;
     assert_false(decide_by(&by_error, view, ""));
     view.error = 0.2, view.head_error = 0.9001;
@@ -208,6 +279,8 @@ int main(void)
         cmocka_unit_test(test_worst_head),
         cmocka_unit_test(test_head_bound_is_at_most_block_bound),
         cmocka_unit_test(test_overflow_of_a_dense_block),
+        cmocka_unit_test(test_reason_for_staying_dense),
+        cmocka_unit_test(test_reason_after_a_change),
         cmocka_unit_test(test_error_decides),
         cmocka_unit_test(test_error_beyond_the_hysteresis),
         cmocka_unit_test(test_large_error_bound_holds_for_heads),
