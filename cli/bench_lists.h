@@ -37,12 +37,13 @@ enum {
     [CLI_LISTS_DENSITY] = {"--density", "X", "fraction of keys in lists, mean over heads (default 0.1)"}, \
     [CLI_LISTS_GRAIN] = {"--grain", "N", "keys in a span, for which a list has one entry (default 1)"},   \
     [CLI_LISTS_GROUP] = {"--group", "N", "queries that share a list (default 128)"},                      \
-    [CLI_LISTS_SELECTOR] = {"--selector", "NAME", "projection or pooled (default projection)"},           \
+    [CLI_LISTS_SELECTOR] = {"--selector", "NAME", "projection, pooled or window (default projection)"},   \
     [CLI_LISTS_FROM] = {"--heads-from", "FILE", "safetensors: q, k, v (heads, tokens, size), repeated"},  \
     [CLI_LISTS_REPEATS] = {"--repeats", "N", "measurements; their median is reported (default 5)"}
 
-/* Copies the values of the shared flags to `lists`, whose other fields keep their values. Returns CLI_DONE,
- * or the exit status after an error. */
-int cli_bench_lists(const CliArgs *args, DsvBenchLists *lists);
+/* Copies the values of the shared flags to `lists`, whose other fields keep their values. Refuses options,
+ * such as sparse.group, whose value a flag sets. `mass_flag` is the index of the flag that replaces
+ * sparse.target_mass. Returns CLI_DONE, or the exit status after an error. */
+int cli_bench_lists(const CliArgs *args, int mass_flag, DsvBenchLists *lists);
 
 #endif

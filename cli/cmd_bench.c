@@ -33,7 +33,7 @@ static int run_bench_attention(const CliArgs *args)
     DsvBenchAttention bench;
     DsvConfig config;
     dsv_bench_attention_defaults(&bench);
-    int misused = cli_bench_lists(args, &bench.lists);
+    int misused = cli_bench_lists(args, TARGET_MASS, &bench.lists);
     if (misused == CLI_DONE)
         misused = cli_args_number(args, TARGET_MASS, &bench.target_mass);
     if (misused != CLI_DONE)

@@ -39,7 +39,7 @@ static int run_bench_context(const CliArgs *args)
     DsvConfig config;
     DsvRanks *ranks;
     dsv_bench_context_defaults(&bench);
-    int misused = cli_bench_lists(args, &bench.lists);
+    int misused = cli_bench_lists(args, CLI_LISTS_DENSITY, &bench.lists);
     if (misused != CLI_DONE)
         return misused;
     if (args->flag[CLI_LISTS_DENSITY] && args->flag[HEAD_SPARSITY])

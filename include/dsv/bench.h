@@ -26,7 +26,7 @@ typedef struct DsvBenchLists {
     int64_t repeats;   /**< how often each part of the benchmark is timed */
     double density;    /**< mean fraction of all keys that a key list holds; one threshold serves all heads */
     const char *dtype; /**< dtype of queries, keys and values: "bf16" or "f32" */
-    const char *selector; /**< what chooses the keys of a list: "projection" or "pooled" */
+    const char *selector; /**< what chooses the keys of a list: "projection", "pooled" or "window" */
     /** Safetensors file with the tensors q, k and v, each (heads, tokens, head_dim); NULL: random tensors. If
      * `heads` is larger than in the file, the file's heads are repeated; if `tokens` is a multiple of the
      * file's tokens, they are repeated too. */

@@ -45,6 +45,9 @@ DsvStatus dsvi_bench_lists_check(const DsvBenchLists *l, const DsvConfig *settin
     if (l->repeats < 1 || l->repeats > DSVI_BENCH_REPEATS_MAX)
         return DSVI_FAIL(DSV_E_USAGE, "repeats %lld, expected 1 to %d", (long long)l->repeats,
                          DSVI_BENCH_REPEATS_MAX);
+    if (strcmp(l->selector, "predictor") == 0)
+        return DSVI_FAIL(DSV_E_USAGE, "selector predictor, expected projection, pooled or window: the "
+                                      "predictor needs hidden states, and the benchmark has none");
     return l->density > 0 && l->density <= 1
                ? DSV_OK
                : DSVI_FAIL(DSV_E_USAGE, "density %.15g, expected above 0, at most 1", l->density);

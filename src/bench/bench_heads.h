@@ -44,7 +44,8 @@ void dsvi_bench_heads_fill(const DsviBenchFill *fill);
 enum { DSVI_BENCH_REPEATS_MAX = 64 };
 
 DsvBenchLists dsvi_bench_lists_defaults(void);
-/* Returns DSV_E_USAGE if a number is out of bounds, or if sparse.enabled is false. */
+/* Returns DSV_E_USAGE if a number is out of bounds, if the selector is the predictor, or if sparse.enabled is
+ * false. */
 DsvStatus dsvi_bench_lists_check(const DsvBenchLists *lists, const DsvConfig *settings);
 /* Copies selector, group, grain and density of `lists` to `settings`. Also sets `settings` so that lists have
  * no target mass (fraction of attention to reach), no costs are measured at start-up, memory suffices for the

@@ -204,6 +204,20 @@ call 0 bench part "$here/../golden/umt5" --rows 7 --prompts 2 --repeats 1 thread
 grep -q '^prompt_ms' out || complain "no prompt_ms in: $(cat out)"
 refuses 2 "repeats 65, expected 1 to 64" bench attention --repeats 65
 refuses 2 "density 2, expected above 0, at most 1" bench attention --density 2
+refuses 2 "selector predictor, expected projection, pooled or window: the predictor needs hidden states, and \
+the benchmark has none" bench attention --selector predictor
+# options whose value a flag sets
+for pair in group:sparse.group=64 grain:sparse.grain=8 selector:sparse.selector=pooled \
+    density:sparse.target_density=0.5 density:sparse.min_keys=5 dtype:mixed_precision=no \
+    heads:model.num_attention_heads=12 head-dim:model.attention_head_dim=128; do
+    for verb in attention context; do
+        refuses 2 "bench $verb: ${pair#*:}: expected the flag --${pair%%:*} instead" bench $verb "${pair#*:}"
+    done
+done
+refuses 2 "bench attention: sparse.target_mass=0.9: expected the flag --target-mass instead" \
+    bench attention --density 0.2 sparse.tail=key sparse.target_mass=0.9
+refuses 2 "bench context: sparse.target_mass=0.9: expected the flag --density instead" \
+    bench context sparse.target_mass=0.9
 refuses 2 "1 rank, expected at least 2 that share a clip" bench context
 refuses 2 "attention over lists, and sparse.enabled is false" bench context sparse.enabled=false
 refuses 2 "attention over lists, and sparse.enabled is false" bench attention sparse.enabled=false
