@@ -25,7 +25,7 @@ typedef struct DsviSelectColumns {
 static inline DsviSelectColumns dsvi_select_columns(const DsviSelectArgs *args, int64_t spans,
                                                     int64_t last_span, float *transposed)
 {
-    int64_t per_span = args->grain / args->candidate_keys;
+    int64_t per_span = dsvi_select_per_span(args);
     int64_t left = dsvi_select_candidates(args) - last_span * per_span;
     int64_t count = spans > 0 ? (spans - 1) * per_span + dsvi_min(left, per_span) : 0;
     return (DsviSelectColumns){args->features, spans, count, dsvi_round_up(count, DSVI_POWER_STRIP),
@@ -74,7 +74,7 @@ static inline DsviSelectColumns dsvi_columns_copy_counted(const DsviSelectArgs *
                                                           const DsviSelectColumns *all, uint32_t rotation,
                                                           float *transposed)
 {
-    int64_t per_span = args->grain / args->candidate_keys, spans = dsvi_select_counted_spans(args, rotation);
+    int64_t per_span = dsvi_select_per_span(args), spans = dsvi_select_counted_spans(args, rotation);
     int64_t last = spans > 0 ? dsvi_select_counted_span(args, rotation, spans - 1) : 0;
     DsviSelectColumns columns = dsvi_select_columns(args, spans, last, transposed);
     for (int64_t c = 0; c < columns.count; c++) {

@@ -41,7 +41,7 @@ typedef struct DsviSelectTeam {
 /* Returns the number of groups in a team: as many as fill the rows of a tile product, at least one. */
 static inline int64_t dsvi_team_groups(const DsviSelectArgs *args)
 {
-    int64_t per_group = args->group / args->chunk;
+    int64_t per_group = dsvi_select_per_group(args);
     return per_group > 0 && per_group < DSVI_TILE_ROWS ? DSVI_TILE_ROWS / per_group : 1;
 }
 
@@ -63,7 +63,7 @@ static inline DsviSelectTeam dsvi_select_team(const DsviSelectArgs *args, const 
                                               const DsviSelectColumns *all, int64_t pair, int64_t begin,
                                               int64_t end)
 {
-    int64_t per_group = args->group / args->chunk, proxies = dsvi_select_proxies(args);
+    int64_t per_group = dsvi_select_per_group(args), proxies = dsvi_select_proxies(args);
     return (DsviSelectTeam){.args = args,
                             .scratch = *scratch,
                             .all = *all,
@@ -273,7 +273,7 @@ static inline void dsvi_estimates_add(float *estimate, const float *scores, int6
 static inline void dsvi_exact_add(const DsviSelectTeam *t, const DsviSelectColumns *of, int64_t first,
                                   int64_t count)
 {
-    int64_t per_group = t->args->group / t->args->chunk;
+    int64_t per_group = dsvi_select_per_group(t->args);
     for (int64_t from = 0; from < of->width; from += DSVI_COLUMNS_BLOCK) {
         int64_t columns = dsvi_team_score(t, of, count, from);
         for (int64_t p = first; p < first + count; p++)
@@ -287,7 +287,7 @@ static inline void dsvi_exact_add(const DsviSelectTeam *t, const DsviSelectColum
 static inline void dsvi_coarse_add(const DsviSelectTeam *t, const DsviSelectColumns *of, int64_t first,
                                    int64_t count)
 {
-    int64_t per_group = t->args->group / t->args->chunk;
+    int64_t per_group = dsvi_select_per_group(t->args);
     float start[DSVI_TEAM_PROXIES] = {0};
     uint32_t ends = 0; /* bit p: proxy p is the last of its group or of a block of DSVI_TILE_ROWS */
     for (int64_t p = 0; p < count; p++) {
@@ -313,7 +313,7 @@ static inline void dsvi_estimates_clear(const DsviSelectTeam *t, const DsviSelec
 /* Replaces the estimates of candidates by the sums of each span. */
 static inline void dsvi_estimates_sum(const DsviSelectTeam *t, const DsviSelectColumns *of)
 {
-    int64_t per_span = t->args->grain / t->args->candidate_keys;
+    int64_t per_span = dsvi_select_per_span(t->args);
     for (int64_t g = t->begin; per_span > 1 && g < t->end; g++) {
         float *estimate = dsvi_team_estimate(t, g);
         for (int64_t r = 0; r < of->spans; r++) {

@@ -46,7 +46,7 @@ typedef struct Scratch {
  * histogram; 0 if all spans are counted. */
 static int64_t counted_floats(const Select *s)
 {
-    int64_t per_span = s->args->grain / s->args->candidate_keys;
+    int64_t per_span = dsvi_select_per_span(s->args);
     int64_t columns = DSVI_COUNTED_SPANS * dsvi_select_strata(s->args) * per_span;
     return s->args->bin_skip > 0 ? dsvi_column_floats(s->args->features, columns) : 0;
 }

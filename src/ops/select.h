@@ -259,6 +259,17 @@ static inline int64_t dsvi_select_spans(const DsviSelectArgs *args)
     return (args->keys + args->grain - 1) / args->grain;
 }
 
+/* Numbers of proxies of a full group, and of candidates of a full span. */
+static inline int64_t dsvi_select_per_group(const DsviSelectArgs *args)
+{
+    return args->group / args->chunk;
+}
+
+static inline int64_t dsvi_select_per_span(const DsviSelectArgs *args)
+{
+    return args->grain / args->candidate_keys;
+}
+
 /* Number of this rank's list n among the lists of all ranks (DsviSelectPart). part.head must be host
  * memory. */
 static inline int64_t dsvi_select_number(const DsviSelectArgs *args, int64_t n)

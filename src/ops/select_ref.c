@@ -92,7 +92,7 @@ static void select_group_estimates(const DsviSelectArgs *args, int64_t pair, int
 {
     int64_t begin = g * args->group;
     int64_t end = begin + args->group < args->queries ? begin + args->group : args->queries;
-    int64_t candidates = dsvi_select_candidates(args), per_span = args->grain / args->candidate_keys;
+    int64_t candidates = dsvi_select_candidates(args), per_span = dsvi_select_per_span(args);
     for (int64_t r = 0; r < dsvi_select_spans(args); r++)
         estimate[r] = 0;
     for (int64_t first = begin; first < end; first += args->chunk) {

@@ -122,7 +122,7 @@ inline SelectRows select_rows(const DsviSelectArgs *args)
     r.queries = args->queries;
     r.group = args->group;
     r.chunk = args->chunk;
-    r.per_group = args->group / args->chunk;
+    r.per_group = dsvi_select_per_group(args);
     r.parts = (int)(r.per_group < r.proxies ? r.per_group : r.proxies);
     r.sets = (int)(ceil_div(groups, LISTS_EACH) * WARPS);
     r.features = (int)args->features;
@@ -147,7 +147,7 @@ inline int select_blocks(int64_t spans)
 inline SelectTiles select_tiles(const DsviSelectArgs *args, const SelectRows &r)
 {
     SelectTiles t = {};
-    int64_t layers = args->grain / args->candidate_keys, spans = dsvi_select_spans(args);
+    int64_t layers = dsvi_select_per_span(args), spans = dsvi_select_spans(args);
     int64_t left = dsvi_select_candidates(args) - (spans - 1) * layers;
     t.spans = (int)spans;
     t.layers = (int)(layers < dsvi_select_candidates(args) ? layers : dsvi_select_candidates(args));
@@ -540,7 +540,7 @@ inline SelectPreparation select_preparation(const DsviSelectArgs *args, const Se
     s.rows = p.rows;
     s.proxies = select_features_of(args, args->proxies, p.rows.proxies, 1, select_factor(args));
     s.candidates = {select_features_of(args, args->candidates, dsvi_select_candidates(args), 0, 1.f),
-                    select_factor(args), args->grain / args->candidate_keys};
+                    select_factor(args), dsvi_select_per_span(args)};
     s.all = p.all;
     s.row_chunks = (uint32_t)(p.pairs * p.rows.sets * p.rows.parts * p.rows.depths);
     s.column_chunks = (uint32_t)select_column_chunks(p, p.all);
