@@ -27,6 +27,16 @@ static double last_loss(const char *folder)
     return loss;
 }
 
+/* Makes a folder with clips, and sets options of a short run over them in a new run folder. */
+static void run_over_clips(DsvConfig *settings, const char **clips, const char **folder)
+{
+    *clips = tiny_folder(), *folder = fake_folder("run");
+    tiny_clips(*clips, 2);
+    tiny_settings(settings);
+    set(settings, "data.path", *clips);
+    set(settings, "output_dir", *folder);
+}
+
 static void test_page(void **unused)
 {
     (void)unused;
@@ -34,11 +44,8 @@ static void test_page(void **unused)
     DsvTrainSummary trained;
     DsvReportSummary reported;
     char figure[64];
-    const char *clips = tiny_folder(), *folder = fake_folder("run");
-    tiny_clips(clips, 2);
-    tiny_settings(&settings);
-    set(&settings, "data.path", clips);
-    set(&settings, "output_dir", folder);
+    const char *clips, *folder;
+    run_over_clips(&settings, &clips, &folder);
     set(&settings, "max_train_steps", "6");
     set(&settings, "validation_at_end", "true");
     set(&settings, "num_inference_steps", "2");
@@ -80,11 +87,8 @@ static void test_reasons_for_staying_dense(void **unused)
     DsvConfig settings;
     DsvTrainSummary trained;
     DsvReportSummary reported;
-    const char *clips = tiny_folder(), *folder = fake_folder("run");
-    tiny_clips(clips, 2);
-    tiny_settings(&settings);
-    set(&settings, "data.path", clips);
-    set(&settings, "output_dir", folder);
+    const char *clips, *folder;
+    run_over_clips(&settings, &clips, &folder);
     set(&settings, "max_train_steps", "3");
     set(&settings, "sparse.tail", "none");
     set(&settings, "sparse.min_mass", "1");
