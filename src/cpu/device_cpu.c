@@ -15,8 +15,9 @@
 #include "device/device_limit.h"
 
 enum { ALIGNMENT = 64, NAME_BYTES = 128 };
-/* Size of the pages that large memory asks for (x86-64). */
+/* Size of a huge page of x86-64, and of the memory that asks for such pages. */
 #define HUGE_PAGE ((size_t)2 << 20)
+#define LARGE (4 * HUGE_PAGE)
 
 typedef struct CpuDevice {
     DsviDevice device; /* must be the first member: cpu_close frees the CpuDevice through this pointer */
@@ -35,7 +36,7 @@ static size_t free_bytes(void)
  * request has no effect. */
 static void *allocate(size_t bytes)
 {
-    size_t alignment = bytes < 4 * HUGE_PAGE ? ALIGNMENT : HUGE_PAGE;
+    size_t alignment = bytes < LARGE ? ALIGNMENT : HUGE_PAGE;
     void *memory = aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
     if (memory && alignment == HUGE_PAGE)
         (void)madvise(memory, bytes, MADV_HUGEPAGE);

@@ -123,7 +123,7 @@ __device__ __forceinline__ const uint4 *feed_segment(const SelectTiles &t, uint4
 }
 
 /* Returns the end of the blocks that follow block `segment` in its segment, at most `end`, the end of the
- * slice. Slices of all spans consist of whole segments. */
+ * slice. SINGLE, or with all spans: slices consist of whole segments. */
 template <bool SINGLE> __device__ __forceinline__ int segment_end(const SelectFeed &, int segment, int)
 {
     return segment + SEGMENT;

@@ -77,8 +77,8 @@ struct SelectTiles {
     int sets;                  /* number of sets of groups in a (batch, head), a multiple of WARPS */
     int stage; /* number of layers (one candidate of each span of a block) that one shared-memory buffer holds
                 */
-    int unit;  /* number of blocks of columns, of which a slice has a multiple */
-    int slices; /* number of ranges into which the units of blocks are divided for different thread blocks */
+    int unit;  /* a slice consists of a multiple of so many blocks of columns */
+    int slices; /* number of ranges into which the blocks are divided for different thread blocks */
 };
 
 /* The work of a warp: one set of groups with blocks [begin, end) of columns, one slice of the spans. */
