@@ -22,6 +22,8 @@
 #              with one score for every 2 keys; 7m-keychunk also has lists of 5 %, with a score for every key,
 #              for every 2 and for every 4
 #     7m-run128, 100m-run128   4,096 tokens: key tails with means of 128 keys, lists of 512 and of 256 keys
+#     7m-early 4,096 tokens: lists of 512 keys and such a tail from the first tenth of the steps on, beside
+#              dense runs that part there too
 #     7m-16k-run128, 100m-16k-run128   16,384 tokens: the same tails, lists of 5 and of 6.25 % of the keys
 #     100m-16k-finer   16,384 tokens: lists of 5 % with runs of 4 keys, or with one proxy for every 2 queries
 #     7m-32k   32,768 tokens, lists of 5 and 10 %
@@ -73,6 +75,8 @@ pilot) clips=100 steps=600 trunk=300 pairs="lists5 lists5-query64" early=lists5-
         lists5-key64-zcube-grain8-chunk4-keychunk4" ;;
 100m-keychunk) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
     pairs=lists25-key64-zcube-grain8-chunk4-keychunk2 ;;
+7m-early) clips=256 steps=3000 trunk=1800 dense=dense,dense-again-from10 pairs= finishes=
+    early=lists12.5-key128-zcube-grain8-chunk4 ;;
 7m-run128) clips=256 steps=3000 trunk=1800 dense=dense early= pairs=$run128 ;;
 100m-run128) config=learn_large.yaml clips=256 steps=2000 trunk=1200 jobs=3 dense=dense early=
     pairs=$run128 ;;
