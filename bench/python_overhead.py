@@ -88,9 +88,11 @@ def time_side(args, run):
 
 
 def dsv_sides(args):
+    options = sparse_options(args)
     words = ["--device", args.device, "--tokens", args.tokens, "--heads", args.heads, "--head-dim",
              args.head_dim, "--dtype", args.dtype, "--density", args.density, "--group", args.group,
-             "--repeats", 3, f"threads={args.threads}"]
+             "--grain", options["grain"], "--repeats", 3, f"threads={args.threads}",
+             *(f"sparse.{key}={options[key]}" for key in ("order", "chunk", "tail"))]
     found = run_dsv(args.dsv, "attention", words)
     return {"dsv_dense": found["dense_fwd_ms"] + found["dense_bwd_ms"],
             "dsv_lists": found["select_ms"] + found["sparse_fwd_ms"] + found["sparse_bwd_ms"]}

@@ -22,10 +22,10 @@ static const char attention_text[] =
     "captured mass, which is the fraction of exact attention on the listed keys, and\n"
     "the relative error of attention's output against exact attention: output_error\n"
     "with the tail of options sparse.tail, sparse.tail_chunk and sparse.tail_run,\n"
-    "list_error for the lists alone.\n"
+    "list_error for the lists alone. Without flags the lists are those of training.\n"
     "\n"
-    "  dsv bench attention --tokens 8192 --heads 4 --head-dim 64 --density 0.1\n"
-    "  dsv bench attention --group 64 --density 0.05 sparse.tail=key\n"
+    "  dsv bench attention --tokens 32768 --heads 12 --head-dim 128 --device cuda\n"
+    "  dsv bench attention --group 128 --density 0.1 sparse.tail=none\n"
     "  dsv bench attention --heads-from heads.safetensors --target-mass 0.9\n";
 
 static int run_bench_attention(const CliArgs *args)

@@ -18,15 +18,18 @@ typedef void DsvLine(void *context, const char *text);
 /** The heads and key lists (which keys a query attends to) of a benchmark of attention. The strings must stay
  * valid during the call. */
 typedef struct DsvBenchLists {
-    int64_t tokens;    /**< tokens of the sequence; 0: 8192, or as in the file `heads_from` */
-    int64_t heads;     /**< attention heads; 0: 4, or as in the file `heads_from` */
-    int64_t head_dim;  /**< elements of a head; 0: 64, or as in the file `heads_from` */
-    int64_t group;     /**< consecutive queries that share a key list */
-    int64_t grain;     /**< consecutive keys that one entry of a key list stands for */
-    int64_t repeats;   /**< how often each part of the benchmark is timed */
-    double density;    /**< mean fraction of all keys that a key list holds; one threshold serves all heads */
+    int64_t tokens;   /**< tokens of the sequence; 0: 8192, or as in the file `heads_from` */
+    int64_t heads;    /**< attention heads; 0: 4, or as in the file `heads_from` */
+    int64_t head_dim; /**< elements of a head; 0: 64, or as in the file `heads_from` */
+    int64_t group;    /**< consecutive queries that share a key list; 0: those of sparse.group */
+    int64_t grain;    /**< consecutive keys of one entry of a key list; 0: those of sparse.grain */
+    int64_t repeats;  /**< how often each part of the benchmark is timed */
+    /** Mean fraction of all keys in a key list; one threshold serves all heads. 0: as in training, the larger
+     * of sparse.target_density and sparse.min_keys. */
+    double density;
     const char *dtype; /**< dtype of queries, keys and values: "bf16" or "f32" */
-    const char *selector; /**< what chooses the keys of a list: "projection", "pooled" or "window" */
+    /** What chooses the keys of a list: "projection", "pooled" or "window"; NULL: that of sparse.selector. */
+    const char *selector;
     /** Safetensors file with the tensors q, k and v, each (heads, tokens, head_dim); NULL: random tensors. If
      * `heads` is larger than in the file, the file's heads are repeated; if `tokens` is a multiple of the
      * file's tokens, they are repeated too. */
@@ -55,7 +58,7 @@ void dsv_bench_attention_defaults(DsvBenchAttention *bench);
  * select_plain_ms is the time of selection in a step that only makes lists.
  *
  * @param bench     what is measured
- * @param config    device, isa and threads
+ * @param config    device, isa, threads, memory_gib, seed and the sparse options
  * @param json_path the figures as one JSON object; NULL: nowhere
  * @param line      receives the table; may be NULL
  * @param context   handed to `line`
@@ -101,7 +104,7 @@ void dsv_bench_context_defaults(DsvBenchContext *bench);
  *
  * @param ranks     all of them call; rank 0 reports and writes
  * @param bench     what is measured
- * @param config    device, isa, threads and cp_room
+ * @param config    device, isa, threads, memory_gib, seed, cp_room and the sparse options
  * @param json_path the figures as one JSON object; NULL: nowhere
  * @param line      receives the table; may be NULL
  * @param context   handed to `line`

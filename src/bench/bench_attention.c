@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/config_abi.h"
+#include "base/memory_limit.h"
 #include "backend/backend.h"
 #include "bench/bench_heads.h"
 #include "bench/bench_report.h"
@@ -59,6 +60,7 @@ static DsvStatus bench_attention_make_settings(Bench *b, const DsvConfig *given)
     DSVI_TRY(dsvi_bench_lists_set(&b->settings, &w->lists));
     if (w->target_mass != 0) {
         DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.target_density=0"));
+        DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.min_keys=0"));
         DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.target_mass=%.17g", w->target_mass));
     }
     return dsvi_bench_set(&b->settings, "sparse.max_density=1");
@@ -487,8 +489,8 @@ static DsvStatus bench_attention_report(const Bench *b, Times *times, const char
         {"tokens", (double)b->shape.tokens},
         {"heads", (double)b->shape.heads},
         {"head_dim", (double)b->shape.head_dim},
-        {"group", (double)b->options.lists.group},
-        {"grain", (double)b->options.lists.grain},
+        {"group", (double)b->settings.sparse_group},
+        {"grain", (double)b->settings.sparse_grain},
         {"threads", (double)dsvi_threads_count()},
         {"dense_fwd_ms", 1e3 * dense_fwd},
         {"dense_bwd_ms", 1e3 * dense_bwd},
@@ -512,7 +514,7 @@ static DsvStatus bench_attention_report(const Bench *b, Times *times, const char
         {"bwd_variant", b->backend.ops.attention_list_bwd.variant},
         {"dense_variant", b->backend.ops.attention_fwd.variant},
         {"dtype", b->options.lists.dtype},
-        {"selector", b->options.lists.selector},
+        {"selector", b->settings.sparse_selector},
         {"tail", b->settings.sparse_tail},
     };
     return dsvi_bench_report(labels, sizeof labels / sizeof *labels, figures,
@@ -524,6 +526,7 @@ static DsvStatus bench_attention_run(Bench *b, const char *json_path, DsvLine *l
     Times times;
     DSVI_TRY(bench_attention_make_shape(b));
     DSVI_TRY(dsvi_backend_open(&b->settings, &b->backend));
+    b->backend.device->limit = (size_t)dsvi_memory_limit(&b->settings);
     dsvi_ops_time_enable(&b->backend);
     dsvi_ops_time_kinds(1u << DSVI_KIND_ATTENTION_FWD | 1u << DSVI_KIND_ATTENTION_BWD);
     DSVI_TRY(dsvi_sparse_create(&b->backend, &b->settings, &b->shape, NULL, NULL, &b->sparse));

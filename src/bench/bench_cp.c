@@ -410,8 +410,8 @@ static DsvStatus bench_cp_report(const Bench *b, const char *json_path, DsvLine 
     bench_cp_add(&f, "tokens", "", (double)setup->heads.tokens);
     bench_cp_add(&f, "heads", "", (double)setup->heads.heads);
     bench_cp_add(&f, "head_dim", "", (double)setup->heads.head_dim);
-    bench_cp_add(&f, "group", "", (double)setup->options.lists.group);
-    bench_cp_add(&f, "grain", "", (double)setup->options.lists.grain);
+    bench_cp_add(&f, "group", "", (double)setup->settings.sparse_group);
+    bench_cp_add(&f, "grain", "", (double)setup->settings.sparse_grain);
     bench_cp_add(&f, "threads", "", (double)dsvi_threads_count());
     bench_cp_add(&f, "density", "", density);
     bench_cp_add(&f, "captured_mass", "", b->captured);
@@ -431,7 +431,7 @@ static DsvStatus bench_cp_report(const Bench *b, const char *json_path, DsvLine 
         {"variant", setup->backend.ops.attention_list_fwd.variant},
         {"bwd_variant", setup->backend.ops.attention_list_bwd.variant},
         {"dtype", setup->options.lists.dtype},
-        {"selector", setup->options.lists.selector},
+        {"selector", setup->settings.sparse_selector},
         {"heads_placed", heads},
         {"plan", plan},
     };

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "backend/backend.h"
+#include "base/memory_limit.h"
 #include "bench/bench_cp_parts.h"
 #include "bench/ops_timed.h"
 #include "device/carve.h"
@@ -23,7 +24,8 @@ static DsvStatus bench_cp_setup_check(const DsviCpBench *b)
  * rank only this head. */
 static double densest(const DsviCpBench *b)
 {
-    double max = b->options.head_sparsity ? 0 : fmin(1, UNEVEN_MAX * b->options.lists.density);
+    double mean = dsvi_sparse_list_density(&b->settings, b->heads.tokens);
+    double max = b->options.head_sparsity ? 0 : fmin(1, UNEVEN_MAX * mean);
     for (int64_t h = 0; h < b->heads.heads && b->options.head_sparsity; h++)
         max = fmax(max, b->density[h]);
     return fmax(max, 0.01);
@@ -38,6 +40,8 @@ static DsvStatus bench_cp_setup_make_settings(DsviCpBench *b)
     DsvConfig *s = &b->settings;
     DSVI_TRY(dsvi_bench_lists_set(s, &b->options.lists));
     DSVI_TRY(dsvi_bench_set(s, "sparse.rule=%s", b->options.head_sparsity ? "topk" : "threshold"));
+    if (b->options.head_sparsity)
+        DSVI_TRY(dsvi_bench_set(s, "sparse.min_keys=0"));
     DSVI_TRY(dsvi_bench_set(s, "sparse.profile_every=" RARELY));
     DSVI_TRY(dsvi_bench_set(s, "sparse.refresh_every=" RARELY));
     return dsvi_bench_set(s, "sparse.max_density=%.17g", densest(b));
@@ -143,6 +147,7 @@ DsvStatus dsvi_cp_bench_open(DsviComm *comm, const DsvBenchContext *options, con
         DSVI_TRY(dsvi_head_sparsity_read(options->head_sparsity, b->heads.heads, b->density));
     DSVI_TRY(bench_cp_setup_make_settings(b));
     DSVI_TRY(dsvi_backend_open_rank(&b->settings, comm, &b->backend));
+    b->backend.device->limit = (size_t)dsvi_memory_limit(&b->settings);
     dsvi_ops_time_enable(&b->backend);
     DSVI_TRY(bench_cp_setup_make_cp(b));
     DSVI_TRY(bench_cp_setup_make_sparse(b));

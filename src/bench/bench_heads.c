@@ -20,14 +20,7 @@ DsvStatus dsvi_bench_set(DsvConfig *settings, const char *format, ...)
 
 DsvBenchLists dsvi_bench_lists_defaults(void)
 {
-    return (DsvBenchLists){
-        .group = 128,
-        .grain = 1,
-        .repeats = 5,
-        .density = 0.1,
-        .dtype = "bf16",
-        .selector = "projection",
-    };
+    return (DsvBenchLists){.repeats = 5, .dtype = "bf16"};
 }
 
 DsvStatus dsvi_bench_lists_check(const DsvBenchLists *l, const DsvConfig *settings)
@@ -35,7 +28,11 @@ DsvStatus dsvi_bench_lists_check(const DsvBenchLists *l, const DsvConfig *settin
     const struct {
         const char *name;
         int64_t value;
-    } sizes[] = {{"tokens", l->tokens}, {"heads", l->heads}, {"head size", l->head_dim}};
+    } sizes[] = {{"tokens", l->tokens},
+                 {"heads", l->heads},
+                 {"head size", l->head_dim},
+                 {"group", l->group},
+                 {"grain", l->grain}};
     if (!settings->sparse_enabled)
         return DSVI_FAIL(DSV_E_USAGE, "attention over lists, and sparse.enabled is false");
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -45,21 +42,26 @@ DsvStatus dsvi_bench_lists_check(const DsvBenchLists *l, const DsvConfig *settin
     if (l->repeats < 1 || l->repeats > DSVI_BENCH_REPEATS_MAX)
         return DSVI_FAIL(DSV_E_USAGE, "repeats %lld, expected 1 to %d", (long long)l->repeats,
                          DSVI_BENCH_REPEATS_MAX);
-    if (strcmp(l->selector, "predictor") == 0)
+    if (strcmp(l->selector ? l->selector : settings->sparse_selector, "predictor") == 0)
         return DSVI_FAIL(DSV_E_USAGE, "selector predictor, expected projection, pooled or window: the "
                                       "predictor needs hidden states, and the benchmark has none");
-    return l->density > 0 && l->density <= 1
+    return l->density >= 0 && l->density <= 1
                ? DSV_OK
                : DSVI_FAIL(DSV_E_USAGE, "density %.15g, expected above 0, at most 1", l->density);
 }
 
 DsvStatus dsvi_bench_lists_set(DsvConfig *settings, const DsvBenchLists *l)
 {
-    DSVI_TRY(dsvi_bench_set(settings, "sparse.selector=%s", l->selector));
-    DSVI_TRY(dsvi_bench_set(settings, "sparse.group=%lld", (long long)l->group));
-    DSVI_TRY(dsvi_bench_set(settings, "sparse.grain=%lld", (long long)l->grain));
-    DSVI_TRY(dsvi_bench_set(settings, "sparse.target_density=%.17g", l->density));
-    DSVI_TRY(dsvi_bench_set(settings, "sparse.min_keys=0"));
+    if (l->selector)
+        DSVI_TRY(dsvi_bench_set(settings, "sparse.selector=%s", l->selector));
+    if (l->group > 0)
+        DSVI_TRY(dsvi_bench_set(settings, "sparse.group=%lld", (long long)l->group));
+    if (l->grain > 0)
+        DSVI_TRY(dsvi_bench_set(settings, "sparse.grain=%lld", (long long)l->grain));
+    if (l->density > 0) {
+        DSVI_TRY(dsvi_bench_set(settings, "sparse.target_density=%.17g", l->density));
+        DSVI_TRY(dsvi_bench_set(settings, "sparse.min_keys=0"));
+    }
     DSVI_TRY(dsvi_bench_set(settings, "sparse.target_mass=0"));
     DSVI_TRY(dsvi_bench_set(settings, "sparse.measure_cost=false"));
     DSVI_TRY(dsvi_bench_set(settings, "sparse.list_memory=1"));

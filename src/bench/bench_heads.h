@@ -47,9 +47,9 @@ DsvBenchLists dsvi_bench_lists_defaults(void);
 /* Returns DSV_E_USAGE if a number is out of bounds, if the selector is the predictor, or if sparse.enabled is
  * false. */
 DsvStatus dsvi_bench_lists_check(const DsvBenchLists *lists, const DsvConfig *settings);
-/* Copies selector, group, grain and density of `lists` to `settings`. Also sets `settings` so that lists have
- * no target mass (fraction of attention to reach), no costs are measured at start-up, memory suffices for the
- * lists of all steps, and lists stay on the device. */
+/* Copies to `settings` those of selector, group, grain and density that `lists` has. Also sets `settings` so
+ * that lists have no target mass (fraction of attention to reach), no costs are measured at start-up, memory
+ * suffices for the lists of all steps, and lists stay on the device. */
 DsvStatus dsvi_bench_lists_set(DsvConfig *settings, const DsvBenchLists *lists);
 
 /* Sets *dtype from its name "bf16" or "f32". Other names are DSV_E_USAGE. */

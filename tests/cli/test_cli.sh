@@ -207,13 +207,21 @@ refuses 2 "density 2, expected above 0, at most 1" bench attention --density 2
 refuses 2 "selector predictor, expected projection, pooled or window: the predictor needs hidden states, and \
 the benchmark has none" bench attention --selector predictor
 # options whose value a flag sets
-for pair in group:sparse.group=64 grain:sparse.grain=8 selector:sparse.selector=pooled \
-    density:sparse.target_density=0.5 density:sparse.min_keys=5 dtype:mixed_precision=no \
-    heads:model.num_attention_heads=12 head-dim:model.attention_head_dim=128; do
-    for verb in attention context; do
+for verb in attention context; do
+    for pair in dtype:mixed_precision=no heads:model.num_attention_heads=12 \
+        head-dim:model.attention_head_dim=128; do
         refuses 2 "bench $verb: ${pair#*:}: expected the flag --${pair%%:*} instead" bench $verb "${pair#*:}"
     done
+    for case in "group 64 sparse.group=32" "grain 8 sparse.grain=4" "selector pooled sparse.selector=window" \
+        "density 0.1 sparse.target_density=0.5" "density 0.1 sparse.min_keys=5"; do
+        set -- $case
+        refuses 2 "bench $verb: $3 and --$1: expected one of them" bench $verb "--$1" "$2" "$3"
+    done
+    for flag in group grain density; do
+        refuses 2 "bench $verb: --$flag 0: expected a number above 0" bench $verb --$flag 0
+    done
 done
+refuses 2 "group -1, expected none below 0" bench attention --group -1
 refuses 2 "bench attention: sparse.target_mass=0.9: expected the flag --target-mass instead" \
     bench attention --density 0.2 sparse.tail=key sparse.target_mass=0.9
 refuses 2 "bench context: sparse.target_mass=0.9: expected the flag --density instead" \
@@ -256,6 +264,17 @@ grep -q "run holds no checkpoint: starting afresh" err || complain "said: $(cat 
 small="--tokens 256 --heads 1 --head-dim 32 --group 32 --repeats 1"
 call 0 bench attention $small --density 0.25 sparse.offload_lists=true
 grep -q '^density  *0\.2[0-9]*$' out || complain "expected a density near 0.25, it said: $(cat out)"
+complains 1 "memory_gib allows 1073741, of which 1073741 are left" \
+    bench attention --tokens 2048 memory_gib=0.001
+# without flags lists are those of training, and options change them
+call 0 bench attention --tokens 2048 --heads 1 --head-dim 32 --repeats 1
+for figure in 'group  *64' 'grain  *8' 'density  *0\.2[0-9]*'; do
+    grep -q "^$figure$" out || complain "expected $figure, it said: $(cat out)"
+done
+call 0 bench attention --tokens 2048 --heads 1 --head-dim 32 --repeats 1 sparse.group=128 sparse.min_keys=1024
+for figure in 'group  *128' 'density  *0\.[45][0-9]*'; do
+    grep -q "^$figure$" out || complain "expected $figure, it said: $(cat out)"
+done
 
 # a page about a run that has just begun
 mkdir begun

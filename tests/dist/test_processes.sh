@@ -180,7 +180,7 @@ ends 20 'expected a JSON array of 2 blocks' start 2 "${bench[@]}" cp_size=2 --de
 echo "attention is timed by every way of sharing it out"
 for case in "2 none" "4 none" "2 query"; do
     read -r n tail <<<"$case"
-    start $n "$dsv" bench context --tokens 256 --heads 6 --head-dim 32 --group 16 --repeats 1 \
+    start $n "$dsv" bench context --tokens 256 --heads 6 --head-dim 32 --group 16 --grain 1 --repeats 1 \
         --head-sparsity 0.5*2,0.9..0.95*4 --dtype f32 threads=1 sparse.tail=$tail \
         --json "$work/context.json" >"$work/said" 2>&1 || fail "bench context on $n ranks" "$work/said"
     python3 - "$work/context.json" $n $tail <<'PYTHON' || fail "bench context told wrong" "$work/context.json"
@@ -196,8 +196,8 @@ assert 0 < figures["fetch_mib"] <= figures["gather_mib"]
 assert tail != "none" or 0 < figures["named_share"] <= 1 # with a tail all keys are sent, named or not
 PYTHON
 done
-start 2 "$dsv" bench context --tokens 250 --heads 3 --head-dim 32 --group 16 --transfers-only --repeats 1 \
-    threads=1 --json "$work/context.json" >"$work/said" 2>&1 || fail "transfers" "$work/said"
+start 2 "$dsv" bench context --tokens 250 --heads 3 --head-dim 32 --group 16 --grain 1 --transfers-only \
+    --repeats 1 threads=1 --json "$work/context.json" >"$work/said" 2>&1 || fail "transfers" "$work/said"
 ! grep -q naive_heads_ms "$work/context.json" || fail "more than transfers" "$work/context.json"
 ends 20 'expected one of all heads, or of 4' start 2 "$dsv" bench context --head-sparsity 0.5,0.6
 
