@@ -43,9 +43,9 @@ list()
             echo "$tool attention portable_lists $mode"
             echo "$tool sparse attention_lists $mode"
             echo "$tool sparse attention_tail $mode"
-            echo "$tool tail tails_agree_with_reference $mode"
-            for test in hopper_serves_tails hopper_serves_key_tails_up_to_its_limits \
-                key_tails_take_any_layout large_scores_stay_finite; do
+            for test in query_tails_agree_with_reference key_tails_agree_with_reference hopper_serves_tails \
+                hopper_serves_key_tails_up_to_its_limits key_tails_take_any_layout \
+                large_scores_stay_finite; do
                 echo "$tool tail $test $mode"
             done
         done
