@@ -66,8 +66,9 @@ static const char text[] =
     "--lora adds LoRAs to the model; of a model of two experts (Wan 2.2 A14B) it adds\n"
     "them to both, and --lora-high and --lora-low to one.\n"
     "\n"
-    "Attention of a published model is dense, as in diffusers. With sparse.enabled=true\n"
-    "it is dense for sparse.warmup_steps=5 steps; then blocks are sparse while their\n"
+    "Attention of a published model, and of runs that trained one or a LoRA beside one,\n"
+    "is dense, as in diffusers. With sparse.enabled=true, which --sparse sets, attention\n"
+    "of a published model is dense for sparse.warmup_steps=5 steps; then blocks are sparse while their\n"
     "lists hold sparse.min_mass=0.8 of exact attention, measured every\n"
     "sparse.profile_every=5 steps.\n"
     "\n"
@@ -89,6 +90,8 @@ static DsvStatus sample_options(const CliArgs *args, DsvConfig *config)
     DsvStatus status = cli_args_options(args, config);
     if (status == DSV_OK)
         status = dsv_config_of_run(args->path[0], config, &of_model);
+    if (args->flag[SPARSE])
+        config->sparse_enabled = true;
     return status == DSV_OK ? cli_args_options(args, config) : status;
 }
 

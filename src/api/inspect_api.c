@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "api/inspect_parts.h"
+#include "api/lora_run.h"
 #include "run/model_path.h"
 #include "run/pipeline_part.h"
 #include "base/safetensors.h"
@@ -59,7 +60,9 @@ static void inspect_shape_text(const DsviStoredTensor *tensor, char *text, size_
                                  tensor->shape[i]);
 }
 
-static DsvStatus inspect_safetensors(const DsviInspection *to, const char *path)
+/* Describes a file as `what` it is, and lists its first tensors. */
+static DsvStatus inspect_safetensors(const DsviInspection *to, const char *path, const char *what,
+                                     size_t listed)
 {
     DsvStatus status = DSV_OK;
     DsviSafetensors *file;
@@ -69,20 +72,20 @@ static DsvStatus inspect_safetensors(const DsviInspection *to, const char *path)
     size_t count = dsvi_safetensors_count(file);
     for (size_t i = 0; i < count; i++)
         elements += dsvi_safetensors_at(file, i)->count;
-    dsvi_inspect_print(to, "%s: safetensors, %zu tensors, %" PRId64 " numbers", path, count, elements);
+    dsvi_inspect_print(to, "%s: %s, %zu tensors, %" PRId64 " numbers", path, what, count, elements);
     for (size_t i = 0; i < count; i++) {
         const DsviStoredTensor *tensor = dsvi_safetensors_at(file, i);
         int64_t tensor_bad = 0;
         DSVI_TRY_GOTO(status, dsvi_inspect_not_finite(file, tensor, &tensor_bad), done);
         bad += tensor_bad;
-        if (i >= TENSORS_LISTED_MAX && tensor_bad == 0)
+        if (i >= listed && tensor_bad == 0)
             continue;
         inspect_shape_text(tensor, shape, sizeof shape);
         dsvi_inspect_print(to, "  %-64s %-4s (%s)%s", tensor->name, dsvi_dtype_name(tensor->dtype), shape,
                            tensor_bad ? "  NOT FINITE" : "");
     }
-    if (count > TENSORS_LISTED_MAX)
-        dsvi_inspect_print(to, "  and %zu more", count - TENSORS_LISTED_MAX);
+    if (listed > 0 && count > listed)
+        dsvi_inspect_print(to, "  and %zu more", count - listed);
     if (bad)
         status = DSVI_FAIL(DSV_E_FORMAT, "%s: %" PRId64 " numbers are not finite", path, bad);
     else
@@ -160,21 +163,35 @@ static DsvStatus inspect_model(const DsviInspection *to, const DsviModelPath *mo
     return dsvi_inspect_transformer(to, model->weights, &config);
 }
 
-static DsvStatus inspect_checkpoint(const DsviInspection *to, const DsviModelPath *model)
+static DsvStatus inspect_state(const DsviInspection *to, const char *checkpoint)
 {
     DsviCheckpointState state;
-    DSVI_TRY(dsvi_checkpoint_state(model->checkpoint, &state));
+    DSVI_TRY(dsvi_checkpoint_state(checkpoint, &state));
     dsvi_inspect_print(to, "%s: checkpoint of step %" PRId64 ", %" PRIu64 " samples seen, seed %" PRId64,
-                       model->checkpoint, state.step, state.sample, state.seed);
-    DSVI_TRY(dsvi_checkpoint_verify(model->checkpoint));
+                       checkpoint, state.step, state.sample, state.seed);
+    DSVI_TRY(dsvi_checkpoint_verify(checkpoint));
     dsvi_inspect_print(to, "health: every file is as the manifest says");
+    return DSV_OK;
+}
+
+static DsvStatus inspect_checkpoint(const DsviInspection *to, const DsviModelPath *model)
+{
+    DSVI_TRY(inspect_state(to, model->checkpoint));
     return inspect_model(to, model);
+}
+
+static DsvStatus inspect_lora_checkpoint(const DsviInspection *to, const DsviLoraRun *run)
+{
+    DSVI_TRY(inspect_state(to, run->checkpoint));
+    return inspect_safetensors(to, run->lora, "LoRA", 0);
 }
 
 static DsvStatus inspect_run(const DsviInspection *to, const char *path, const char *metrics)
 {
     DsviMetricsSummary summary;
     DsviModelPath model;
+    DsviLoraRun lora;
+    bool of_lora;
     DSVI_TRY(dsvi_metrics_summarise(metrics, &summary));
     if (summary.last_step <= FIRST_STEPS)
         dsvi_inspect_print(to, "%s: run, %" PRId64 " step%s; mean loss %.4f", path, summary.last_step,
@@ -185,6 +202,9 @@ static DsvStatus inspect_run(const DsviInspection *to, const char *path, const c
                            " steps; loss %.4f over the first %d, %.4f over the last %" PRId64,
                            path, summary.last_step, summary.first_loss, FIRST_STEPS, summary.last_loss,
                            summary.last_step < LAST_STEPS ? summary.last_step : LAST_STEPS);
+    DSVI_TRY(dsvi_lora_run_locate(path, &lora, &of_lora));
+    if (of_lora)
+        return inspect_lora_checkpoint(to, &lora);
     DSVI_TRY(dsvi_model_find(path, &model));
     return inspect_checkpoint(to, &model);
 }
@@ -283,12 +303,16 @@ static DsvStatus inspect_folder(const DsviInspection *to, const char *path)
     const char *part;
     DsviModelPath model;
     DsviWanFolder folder;
-    bool published;
+    DsviLoraRun lora;
+    bool published, of_lora;
     if (dsvi_latent_cache_is(path))
         return inspect_cache(to, path);
     DSVI_TRY(dsvi_path_join(metrics, path, "metrics.jsonl"));
     if (dsvi_path_exists(metrics))
         return inspect_run(to, path, metrics);
+    DSVI_TRY(dsvi_lora_run_locate(path, &lora, &of_lora));
+    if (of_lora)
+        return inspect_lora_checkpoint(to, &lora);
     if ((part = dsvi_pipeline_part(path))) {
         dsvi_inspect_print(to, "%s: %s of a published pipeline", path, part);
         return dsvi_inspect_wan_part(to, path);
@@ -317,7 +341,7 @@ DsvStatus dsv_inspect(const char *path, void (*line)(void *context, const char *
     if (dsvi_path_is_folder(path))
         return inspect_folder(&to, path);
     if (dot && strcmp(dot, ".safetensors") == 0)
-        return inspect_safetensors(&to, path);
+        return inspect_safetensors(&to, path, "safetensors", TENSORS_LISTED_MAX);
     if (dsvi_list_is(path))
         return inspect_clips(&to, path);
     DSVI_TRY(dsvi_model_refuse_pickle(path));

@@ -47,15 +47,19 @@ static DsvStatus lora_run_file(const char *checkpoint, DsviLoraRun *out, bool *f
     return DSV_OK;
 }
 
+DsvStatus dsvi_lora_run_locate(const char *path, DsviLoraRun *out, bool *found)
+{
+    memset(out, 0, sizeof *out);
+    DSVI_TRY(lora_run_checkpoint(path, out->checkpoint, found));
+    if (*found)
+        DSVI_TRY(lora_run_file(out->checkpoint, out, found));
+    return *found ? lora_run_has(out->checkpoint, "config.yaml", out->settings, found) : DSV_OK;
+}
+
 DsvStatus dsvi_lora_run_find(const char *path, DsviLoraRun *out, bool *found)
 {
-    char checkpoint[DSVI_PATH_MAX];
     DsvConfig settings;
-    DSVI_TRY(lora_run_checkpoint(path, checkpoint, found));
-    if (*found)
-        DSVI_TRY(lora_run_file(checkpoint, out, found));
-    if (*found)
-        DSVI_TRY(lora_run_has(checkpoint, "config.yaml", out->settings, found));
+    DSVI_TRY(dsvi_lora_run_locate(path, out, found));
     if (!*found)
         return DSV_OK;
     dsv_config_defaults(&settings);

@@ -43,16 +43,21 @@ typedef struct Sampling {
     DsvEvents events; /* the caller's */
 } Sampling;
 
-/* Sets the options of a run that trained a LoRA. Sparse attention is off beside a published model, as when
- * the model is sampled alone: the run's sparse state belongs to the training. */
-static DsvStatus config_of_lora_run(const DsviLoraRun *run, DsvConfig *config)
+/* Loads the options of a run from its file. A run that trained a published model, or a LoRA beside one, is
+ * sampled densely unless the caller enables sparse attention, as the model alone is. A sparse state of such a
+ * run has the decisions from before its dense finish, and no finish follows in a sample. */
+static DsvStatus load_config_of_run(const char *file, DsvConfig *config)
 {
     DsviWanFolder folder;
     bool published;
-    DSVI_TRY(dsv_config_load(config, run->settings));
-    DSVI_TRY(dsvi_wan_folder_find(run->base, config, &folder, &published));
-    if (published)
+    DSVI_TRY(dsv_config_load(config, file));
+    if (!config->model_path[0] || !dsvi_path_exists(config->model_path))
+        return DSV_OK;
+    DSVI_TRY(dsvi_wan_folder_find(config->model_path, config, &folder, &published));
+    if (published) {
         config->sparse_enabled = false;
+        config->sparse_dense_finish = 0;
+    }
     return DSV_OK;
 }
 
@@ -69,10 +74,10 @@ DsvStatus dsv_config_of_run(const char *path, DsvConfig *config, bool *found)
         return dsvi_wan_settings(&folder, config);
     DSVI_TRY(dsvi_lora_run_find(path, &lora, found));
     if (*found)
-        return config_of_lora_run(&lora, config);
+        return load_config_of_run(lora.settings, config);
     DSVI_TRY(dsvi_model_find(path, &model));
     *found = model.settings[0] != 0;
-    return *found ? dsv_config_load(config, model.settings) : DSV_OK;
+    return *found ? load_config_of_run(model.settings, config) : DSV_OK;
 }
 
 static DsvStatus sample_read_text(Sampling *s, const char *text_path)
@@ -145,7 +150,8 @@ static DsvStatus check_latent(const Sampling *s, const char *model_path)
     return status == DSV_OK ? DSV_OK : dsvi_fail_prefix(status, "%s", model_path);
 }
 
-/* Warns if guidance has no effect because there is no text, or if text was not part of training. */
+/* Warns if guidance has no effect because there is no text, or if text was not part of training. Only latents
+ * of a published VAE (codec.name=wan) are trained with text. */
 static void warn_about_text(const Sampling *s, const char *text_path, const DsvEvents *events)
 {
     char line[DSVI_PATH_MAX + 128];
@@ -154,12 +160,12 @@ static void warn_about_text(const Sampling *s, const char *text_path, const DsvE
         return;
     if (guidance)
         events->log(events->context, DSV_LOG_WARNING, guidance);
-    if (!text_path || !s->model.checkpoint[0])
+    if (!text_path || !s->model.checkpoint[0] || strcmp(s->settings->codec_name, "wan") == 0)
         return;
     snprintf(line, sizeof line,
-             "--text: %s was trained without text, as all models of this version are: "
-             "what text changes in the sample was not learned",
-             s->model.checkpoint);
+             "--text: %s was trained without text, as every model with codec.name=%s is: what text changes in "
+             "the sample was not learned",
+             s->model.checkpoint, s->settings->codec_name);
     events->log(events->context, DSV_LOG_WARNING, line);
 }
 
@@ -183,6 +189,9 @@ static DsvStatus sample_run(Sampling *s, const char *model_path, const char *tex
     if (text_path)
         DSVI_TRY(sample_read_text(s, text_path));
     DSVI_TRY(dsvi_codec_open(s->settings, &s->codec));
+    dsvi_codec_decode_on(s->codec, &s->backend);
+    if (!s->codec->decode)
+        return DSVI_FAIL(DSV_E_USAGE, "%s: no VAE to decode the clip, expected one in model.vae", model_path);
     DSVI_TRY(check_latent(s, model_path));
     warn_about_text(s, text_path, events);
     DSVI_TRY(dsvi_param_table_make(&s->config, &s->table));
@@ -256,6 +265,8 @@ static DsvStatus find_sparse_state(const DsvSampleArgs *args, const DsvConfig *s
 {
     const char *path = args->sparse_path;
     DsviModelPath run;
+    DsviLoraRun lora;
+    bool of_lora;
     out[0] = 0;
     if (!path)
         return DSV_OK;
@@ -264,6 +275,9 @@ static DsvStatus find_sparse_state(const DsvSampleArgs *args, const DsvConfig *s
     snprintf(out, DSVI_PATH_MAX, "%s", path);
     if (dsvi_path_exists(path) && !dsvi_path_is_folder(path))
         return DSV_OK;
+    DSVI_TRY(dsvi_lora_run_locate(path, &lora, &of_lora));
+    if (of_lora)
+        return dsvi_path_join(out, lora.checkpoint, "sparse.safetensors");
     DSVI_TRY(dsvi_model_find(path, &run));
     snprintf(out, DSVI_PATH_MAX, "%s", run.sparse);
     return out[0] ? DSV_OK : DSVI_FAIL(DSV_E_NOT_FOUND, "%s: no sparse.safetensors of a checkpoint", path);
@@ -334,13 +348,9 @@ static DsvStatus sample_model(const DsvSampleArgs *args, const DsvConfig *settin
     DsvStatus status;
     Published model = {.loras.count = 0};
     bool published;
-    DsvConfig dense = *settings;
     DSVI_TRY(dsvi_wan_folder_find(args->model_path, settings, &model.folder, &published));
-    if (!published && asks_published(args)) {
+    if (!published)
         DSVI_TRY(dsvi_trained_run_find(args->model_path, settings, &model.folder, &published));
-        dense.sparse_enabled = args->sparse_path && settings->sparse_enabled;
-        settings = published ? &dense : settings; /* the run's sparse state belongs to the training */
-    }
     const DsviLoraFiles files = {args->lora_paths, args->lora_scales, args->lora_experts, args->lora_count};
     DSVI_TRY_GOTO(status,
                   dsvi_lora_files_open(&files, args->model_path, published && model.folder.two_experts,

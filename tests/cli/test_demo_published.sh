@@ -20,3 +20,24 @@ for file in runs/published-model.mp4 runs/published/sample.mp4 \
     [ -s "$file" ] || { echo "no $file"; cat said; exit 1; }
 done
 grep -q '2 caption files: 2 used' said || { echo 'captions are not used'; cat said; exit 1; }
+
+# What a user tries next with the run: its description, a sample that begins with its sparse state, and the
+# same for a run that trains all weights, which needs a prompt as the model does.
+expect()
+{
+    words=$1
+    shift
+    "$work/dsv" "$@" >said 2>&1 || { cat said; echo "failed: dsv $*"; exit 1; }
+    grep -q "$words" said || { cat said; echo "dsv $*: expected '$words'"; exit 1; }
+}
+expect 'checkpoint-5/lora.safetensors: LoRA, [0-9]* tensors' inspect runs/published
+expect 'health: all numbers are finite' inspect runs/published/checkpoint-5
+short="num_inference_steps=2 threads=1"
+expect 'blocks were sparse' sample runs/published clip.mp4 --prompt rain --sparse runs/published $short
+size="num_frames=9 height=64 width=64"
+expect 'saved' train configs/wan_full.yaml model.path="$model" data.path=runs/published-clips device=cpu \
+    output_dir=runs/full max_train_steps=2 checkpointing_steps=2 threads=1 $size
+expect 'frames' sample runs/full clip.mp4 --prompt rain $short
+expect 'blocks were sparse' sample runs/full clip.mp4 --prompt rain sparse.enabled=true $short
+"$work/dsv" sample runs/full clip.mp4 $short >said 2>&1 && { echo "sampled without a prompt"; exit 1; }
+grep -q '^dsv: runs/full: a published model needs a prompt' said || { cat said; exit 1; }
