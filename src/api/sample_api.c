@@ -162,10 +162,11 @@ static void warn_about_text(const Sampling *s, const char *text_path, const DsvE
         events->log(events->context, DSV_LOG_WARNING, guidance);
     if (!text_path || !s->model.checkpoint[0] || strcmp(s->settings->codec_name, "wan") == 0)
         return;
-    snprintf(line, sizeof line,
-             "--text: %s was trained without text, as every model with codec.name=%s is: what text changes in "
-             "the sample was not learned",
-             s->model.checkpoint, s->settings->codec_name);
+    snprintf(
+        line, sizeof line,
+        "--text: %s was trained without text, as every model with codec.name=%s is: what text changes in "
+        "the sample was not learned",
+        s->model.checkpoint, s->settings->codec_name);
     events->log(events->context, DSV_LOG_WARNING, line);
 }
 

@@ -98,15 +98,15 @@ static bool is_measurable(const DsviSparse *s, int64_t block)
     return !s->prescribed || dsvi_sparse_uses_lists(s, block);
 }
 
-/* Returns whether the measurements are of lists that held more or fewer keys. */
-static bool measured_other_lengths(const DsviSparse *s)
+/* Returns whether a state was loaded whose measurements do not hold for these lists or bounds. */
+static bool measurements_are_due(const DsviSparse *s)
 {
     return s->record.measured_step[0] < 0;
 }
 
 /* Returns whether this step takes measurements: in the first step of every sparse.profile_every steps in
  * which the layer is used, at the end of the warm-up, so that blocks can be sparse right after it, and while
- * some measurable block has no measurement yet, or one of lists of other lengths. */
+ * some measurable block has no measurement yet, or one that is due for replacement. */
 static bool is_measuring_step(const DsviSparse *s)
 {
     if (!s->selector || !s->train)
@@ -116,8 +116,7 @@ static bool is_measuring_step(const DsviSparse *s)
             return true;
     int64_t every = s->settings.sparse_profile_every, warmup = s->settings.sparse_warmup_steps;
     int64_t last = s->record.measured_step[0];
-    return measured_other_lengths(s) || s->step / every != last / every ||
-           (last < warmup && s->step >= warmup);
+    return measurements_are_due(s) || s->step / every != last / every || (last < warmup && s->step >= warmup);
 }
 
 void dsvi_sparse_watch(DsviSparse *s, DsviSparseWatch *watch, void *watch_context)
@@ -352,9 +351,11 @@ static DsvStatus read_measurements(DsviSparse *s)
     DSVI_TRY(dsvi_sparse_average_seen(s));
     s->measured = s->measuring && s->ran;
     if (s->measured) {
-        if (measured_other_lengths(s))
-            dsvi_sparse_log_line(s, "the checkpoint's measurements are of lists of other lengths, or of "
-                                    "unknown lengths: all blocks were measured in this step");
+        if (measurements_are_due(s))
+            dsvi_sparse_log_line(s,
+                                 "the checkpoint's measurements are of lists with other lengths, groups or "
+                                 "tail, or the guard's bounds are others now: all blocks were measured in "
+                                 "this step");
         dsvi_sparse_profile_end(s);
         s->record.measured_step[0] = s->step;
     }

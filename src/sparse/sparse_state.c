@@ -63,12 +63,45 @@ static void describe_lengths(const DsviSparse *s, char text[RULE_BYTES])
              s->settings.sparse_target_density, s->settings.sparse_target_mass);
 }
 
+/* Name and text of the sizes of groups and of the tail's means, which newer state files have as metadata. The
+ * cost and the error of attention depend on both. */
+#define SHAPE_KEY "shape"
+
+static void describe_shape(const DsviSparse *s, char text[RULE_BYTES])
+{
+    snprintf(text, RULE_BYTES,
+             "sparse.group=%" PRId64 " sparse.tail_chunk=%" PRId64 " sparse.tail_run=%" PRId64,
+             s->settings.sparse_group, s->tail.chunk, s->tail.run);
+}
+
+/* Name and text of the guard's bounds, which newer state files have as metadata. Decisions hold for them. */
+#define BOUNDS_KEY "bounds"
+
+static void describe_bounds(const DsviSparse *s, char text[RULE_BYTES])
+{
+    bool tail = s->tail.chunk > 0;
+    const DsvConfig *settings = &s->settings;
+    snprintf(text, RULE_BYTES, "sparse.%s=%.9g sparse.%s=%.9g", tail ? "max_error" : "min_mass",
+             tail ? settings->sparse_max_error : settings->sparse_min_mass,
+             tail ? "max_head_error" : "min_head_mass",
+             tail ? settings->sparse_max_head_error : settings->sparse_min_head_mass);
+}
+
 /* Properties (selector, sizes) in which a state file must agree with the layer that loads it; stored in the
- * file as text metadata, as are the rule and the lengths of lists, in which the file may differ. */
-enum { TRAITS = 5, PAIRS = TRAITS + 2, TRAIT_BYTES = 32 };
+ * file as text metadata, as are texts in which the file may differ. */
+enum {
+    TRAITS = 5,
+    RULE = 0,
+    LENGTHS,
+    SHAPE,
+    BOUNDS,
+    MAY_DIFFER,
+    PAIRS = TRAITS + MAY_DIFFER,
+    TRAIT_BYTES = 32
+};
 
 typedef struct Traits {
-    char text[TRAITS][TRAIT_BYTES], rule[RULE_BYTES], lengths[RULE_BYTES];
+    char text[TRAITS][TRAIT_BYTES], may_differ[MAY_DIFFER][RULE_BYTES];
     const char *pair[PAIRS][2];
 } Traits;
 
@@ -88,12 +121,15 @@ static void sparse_state_describe(const DsviSparse *s, Traits *traits)
         traits->pair[i][1] = traits->text[i];
     }
     snprintf(traits->text[0], TRAIT_BYTES, "%s", s->selector ? s->selector->type->name : "none");
-    describe_rule(s, traits->rule);
-    traits->pair[TRAITS][0] = RULE_KEY;
-    traits->pair[TRAITS][1] = traits->rule;
-    describe_lengths(s, traits->lengths);
-    traits->pair[TRAITS + 1][0] = LENGTHS_KEY;
-    traits->pair[TRAITS + 1][1] = traits->lengths;
+    static const char *const key[MAY_DIFFER] = {RULE_KEY, LENGTHS_KEY, SHAPE_KEY, BOUNDS_KEY};
+    describe_rule(s, traits->may_differ[RULE]);
+    describe_lengths(s, traits->may_differ[LENGTHS]);
+    describe_shape(s, traits->may_differ[SHAPE]);
+    describe_bounds(s, traits->may_differ[BOUNDS]);
+    for (int i = 0; i < MAY_DIFFER; i++) {
+        traits->pair[TRAITS + i][0] = key[i];
+        traits->pair[TRAITS + i][1] = traits->may_differ[i];
+    }
 }
 
 DsvStatus dsvi_sparse_save(DsviSparse *s, const char *path)
@@ -158,32 +194,37 @@ static DsvStatus sparse_state_restored(DsviSparse *s)
     return s->borrows ? DSV_OK : dsvi_selector_restored(s->selector);
 }
 
+/* Returns whether the file says something else than the layer. A file of an earlier version may say nothing.
+ */
+static bool differs(const DsviSafetensors *file, const Traits *own, int which)
+{
+    const char *found = dsvi_safetensors_metadata(file, own->pair[TRAITS + which][0]);
+    return found && strcmp(found, own->may_differ[which]) != 0;
+}
+
 /* If the file was written with lists of another rule, forgets its measurements and decisions, and keeps what
  * the selector has learned. */
-static void forget_other_rule(DsviSparse *s, const DsviSafetensors *file)
+static void forget_other_rule(DsviSparse *s, const DsviSafetensors *file, const Traits *own)
 {
-    char line[DSVI_PATH_MAX + 320], own[RULE_BYTES];
-    const char *found = dsvi_safetensors_metadata(file, RULE_KEY);
-    describe_rule(s, own);
-    if (!found || strcmp(found, own) == 0)
+    char line[DSVI_PATH_MAX + 320];
+    if (!differs(file, own, RULE))
         return;
     dsvi_sparse_forget_measured(s);
     snprintf(line, sizeof line,
              "%s: measurements and decisions about blocks are not used, because they are of lists with "
              "%.96s, and these have %s: all blocks begin dense",
-             dsvi_safetensors_path(file), found, own);
+             dsvi_safetensors_path(file), dsvi_safetensors_metadata(file, RULE_KEY), own->may_differ[RULE]);
     dsvi_sparse_log_line(s, line);
 }
 
-/* If the file was written with lists that may hold more or fewer keys, or does not say how many, marks its
- * measurements as due for replacement. Decisions hold until then. */
-static void measure_other_lengths(DsviSparse *s, const DsviSafetensors *file)
+/* Marks the file's measurements as due for replacement if they are of lists that may hold more or fewer keys,
+ * or have groups or a tail of other sizes, if the guard's bounds differ, or if the file does not say.
+ * Decisions hold until then. */
+static void measure_other_lists(DsviSparse *s, const DsviSafetensors *file, const Traits *own)
 {
-    char own[RULE_BYTES];
-    const char *found = dsvi_safetensors_metadata(file, LENGTHS_KEY);
-    describe_lengths(s, own);
-    if (!found || strcmp(found, own) != 0)
-        s->record.measured_step[0] = -1;
+    for (int which = LENGTHS; which < MAY_DIFFER; which++)
+        if (!dsvi_safetensors_metadata(file, own->pair[TRAITS + which][0]) || differs(file, own, which))
+            s->record.measured_step[0] = -1;
 }
 
 /* Marks the output errors as not measured: the file that was loaded lacks them. */
@@ -217,6 +258,7 @@ DsvStatus dsvi_sparse_load(DsviSparse *s, const char *path)
     DsviSafetensors *file = NULL;
     DsviStateList list;
     Traits traits;
+    double measured_now = s->record.break_even[0];
     DSVI_TRY_GOTO(status, dsvi_safetensors_open(path, &file), done);
     if (nothing_to_load(s, file))
         goto done;
@@ -226,10 +268,13 @@ DsvStatus dsvi_sparse_load(DsviSparse *s, const char *path)
     DSVI_TRY_GOTO(status, dsvi_state_read(s->backend->device, &list, file), done);
     if (!dsvi_safetensors_find(file, ERROR_ITEM))
         forget_errors(s);
-    forget_other_rule(s, file);
-    measure_other_lengths(s, file);
+    forget_other_rule(s, file, &traits);
+    measure_other_lists(s, file, &traits);
     DSVI_TRY_GOTO(status, sparse_state_restored(s), done);
-    log_break_even(s);
+    if (differs(file, &traits, RULE) || differs(file, &traits, SHAPE))
+        s->record.break_even[0] = measured_now; /* attention of other cost */
+    else
+        log_break_even(s);
     log_finish(s);
 done:
     dsvi_safetensors_close(&file);

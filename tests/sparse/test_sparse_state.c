@@ -203,6 +203,9 @@ static void test_other_lengths_are_measured(void **state)
     assert_true(measures_on_resume("sparse.target_density=0.7", true));
     assert_true(measures_on_resume("sparse.min_keys=100", true));
     assert_true(measures_on_resume("sparse.target_mass=0.7", true));
+    assert_true(measures_on_resume("sparse.group=64", true));
+    assert_true(measures_on_resume("sparse.min_mass=0.1", true));
+    assert_false(measures_on_resume("sparse.max_error=0.5", true)); /* a bound of tails, and there is none */
     assert_false(measures_on_resume("sparse.target_density=0.7", false)); /* samples do not measure */
     check_lists_that_do_not_fit();
     rig_set(&settings, "sparse.target_mass=0.9");
@@ -220,6 +223,40 @@ static void test_other_lengths_are_measured(void **state)
     assert_true(measures_on_resume("seed=1", true));
     rig_close(&first);
     rig_close(&second);
+}
+
+/* Returns the density up to which lists pay after a resume with the option `assignment`. The file says 0.4;
+ * the run itself has measured 0.7. */
+static double break_even_on_resume(const char *assignment)
+{
+    static Rig resumed;
+    DsvConfig settings = settings_for("projection");
+    DsviSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, DSVI_F32);
+    rig_set(&settings, assignment);
+    rig_open(&resumed, "auto", 2, &settings, &shape);
+    resumed.sparse->record.break_even[0] = 0.7;
+    assert_ok(dsvi_sparse_load(resumed.sparse, path));
+    double density = resumed.sparse->record.break_even[0];
+    rig_close(&resumed);
+    return density;
+}
+
+/* The measured cost of attention holds for the same lists only. */
+static void test_cost_of_other_lists(void **state)
+{
+    static Rig first;
+    DsvConfig settings = settings_for("projection");
+    DsviSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, DSVI_F32);
+    (void)state;
+    rig_open(&first, "auto", 2, &settings, &shape);
+    rig_fill(&first, 1, 8);
+    rig_step(&first, 1, true);
+    first.sparse->record.break_even[0] = 0.4;
+    assert_ok(dsvi_sparse_save(first.sparse, path));
+    assert_true(break_even_on_resume("sparse.target_mass=0.7") == 0.4);
+    assert_true(break_even_on_resume("sparse.group=64") == 0.7);
+    assert_true(break_even_on_resume("sparse.tail=key") == 0.7);
+    rig_close(&first);
 }
 
 /* Means of another number of keys or queries are another way to choose the keys of the same lists: a resumed
@@ -407,6 +444,7 @@ int main(void)
         cmocka_unit_test(test_what_does_not_fit),
         cmocka_unit_test(test_state_of_version_0_1),
         cmocka_unit_test(test_other_lengths_are_measured),
+        cmocka_unit_test(test_cost_of_other_lists),
         cmocka_unit_test(test_other_means_of_keys),
     };
     snprintf(path, sizeof path, "/tmp/dsv-sparse-state-%d.safetensors", (int)getpid());
