@@ -24,8 +24,8 @@ typedef struct DsvBenchLists {
     int64_t group;    /**< consecutive queries that share a key list; 0: those of sparse.group */
     int64_t grain;    /**< consecutive keys of one entry of a key list; 0: those of sparse.grain */
     int64_t repeats;  /**< how often each part of the benchmark is timed */
-    /** Mean fraction of all keys in a key list; one threshold serves all heads. 0: as in training, the larger
-     * of sparse.target_density and sparse.min_keys. */
+    /** Mean fraction of all keys in a key list; one threshold serves all heads. 0: as in training,
+     * sparse.target_density, or sparse.min_keys divided by the number of tokens if that is more. */
     double density;
     const char *dtype; /**< dtype of queries, keys and values: "bf16" or "f32" */
     /** What chooses the keys of a list: "projection", "pooled" or "window"; NULL: that of sparse.selector. */
@@ -52,10 +52,19 @@ void dsv_bench_attention_defaults(DsvBenchAttention *bench);
  * on one device.
  *
  * Figures: dense_fwd_ms, dense_bwd_ms, select_ms, select_plain_ms, sparse_fwd_ms, sparse_bwd_ms, density,
- * captured_mass, the variants of the kernels, threads and the settings. captured_mass is the fraction of the
- * exact attention weights that falls on listed keys. select_ms is the time of selection, as the mean over the
- * steps of a training run, including the steps that measure the lists or update the selector's projections;
- * select_plain_ms is the time of selection in a step that only makes lists.
+ * captured_mass, output_error, list_error, speedup, dense_fwd_gflops, dense_bwd_gflops, sparse_fwd_gflops,
+ * sparse_bwd_gflops, the variants of the kernels, threads and the options of the lists.
+ *   - select_ms is the time of selection, as the mean over the steps of a training run, including the steps
+ *     that measure the lists or update the selector's projections; select_plain_ms is the time of selection
+ *     in a step that only makes lists.
+ *   - density is the mean fraction of all keys that a list holds, captured_mass the fraction of the exact
+ *     attention weights that falls on listed keys.
+ *   - output_error is the relative error of attention's output over lists and tail (sparse.tail) against
+ *     exact attention, on sampled queries, mean over heads; list_error is the same without the tail.
+ *   - speedup is the time of dense attention divided by the time of selection and attention over lists,
+ *     forward and backward together.
+ *   - The figures in GFLOP/s count, for each pair of a query and a key and each element of a head, 4 FLOPs
+ *     forward and 10 backward; over lists only the listed keys count.
  *
  * @param bench     what is measured
  * @param config    device, isa, threads, memory_gib, seed and the sparse options
@@ -97,10 +106,18 @@ void dsv_bench_context_defaults(DsvBenchContext *bench);
  * attention, and of the selection of lists. Figures that end in `_off` are the deviation of the way's results
  * from those of `naive_keys`. Figures that end in `_uneven`, for ways that divide heads, are the attention
  * work of the busiest rank divided by the mean over ranks. named_share is the fraction of the other ranks'
- * keys that occurs in at least one key list of a rank. The figures gather, all_home, mark, fetch and home are
- * times of exchanges alone, for ranks that divide tokens: gather sends all keys and all_home returns all
- * their gradients; mark and fetch request and send the listed keys, and home returns the gradients of the
- * listed keys.
+ * keys that occurs in at least one key list of a rank.
+ *
+ * For ranks that divide tokens, the times of these exchanges are also measured alone. Each has a figure that
+ * ends in `_ms`, and one in `_mib`, the MiB sent by the rank that sends most:
+ *
+ * | name | what ranks send to each other |
+ * |---|---|
+ * | `gather` | all keys and values |
+ * | `all_home` | the gradients of all keys and values, to the ranks that own the keys |
+ * | `mark` | which keys their lists name |
+ * | `fetch` | the listed keys and their values |
+ * | `home` | the gradients of the listed keys and values, to the ranks that own the keys |
  *
  * @param ranks     all of them call; rank 0 reports and writes
  * @param bench     what is measured
@@ -151,8 +168,10 @@ typedef struct DsvBenchStep {
 /** Times one training step of the model that `config` describes, on random latents.
  *
  * Figures: step_ms, forward_ms, backward_ms, optimizer_ms, tokens (of all ranks), model_tflops (TFLOP/s of
- * one device), the fraction of the time in each kind of op, and exposed_ms and exposed_share: the part of
- * a step in which ranks exchange data and compute nothing. Times are those of rank 0.
+ * one device), the fraction of the time in each kind of op, exposed_ms and exposed_share (the part of a step
+ * in which ranks exchange data and compute nothing), density (mean over blocks of the density of key lists; 1
+ * for a block that attends densely) and sparse_blocks (blocks that attend over lists). Times are those of
+ * rank 0.
  *
  * @param ranks     all of them call; rank 0 reports and writes. NULL: this process alone.
  * @param bench     what is measured

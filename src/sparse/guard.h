@@ -56,8 +56,9 @@ typedef struct DsviGuardView {
 
 /* Returns whether the block is sparse from the next step on. *reason is the DsviGuardReason for which the
  * block is dense, or 0 if the block is sparse or no reason has been given yet; the call updates *reason.
- * Writes a sentence to `line`, without a newline, if the block turns sparse or dense, and if a measured block
- * stays dense and *reason is 0 or no longer holds. Otherwise `line` is empty. */
+ * Writes a sentence to `line`, without a newline, if the block turns sparse or dense. Also writes one if a
+ * measured block stays dense and no reason was given yet, or the block now meets the bound that was given as
+ * the reason. Otherwise `line` is empty. */
 bool dsvi_guard_decide(const DsviGuard *guard, const DsviGuardView *view, int64_t block, int32_t *reason,
                        char *line, size_t line_bytes);
 

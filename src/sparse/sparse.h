@@ -7,15 +7,15 @@
  * dsvi_sparse_backward where it would otherwise call attention. The training loop calls
  * dsvi_sparse_step_begin and dsvi_sparse_step_end.
  *
- * Lists hold the fraction target_mass of the attention, but at most the fraction target_density of the keys,
- * or min_keys keys if those are more. Lists of wide attention are therefore cut short, which costs training
- * little (docs/study.md). Lists of narrow attention have as many keys as they need.
+ * The lists of a block hold the fraction target_density of the keys, or min_keys keys if those are more. With
+ * target_mass above 0 they hold fewer keys if these suffice for the fraction target_mass of the attention.
+ * Lists of wide attention are then cut short, which costs training little (docs/study.md).
  *
- * With a tail (sparse.tail, ops/attention_tail.h) the keys outside the lists are stood in for by means of
- * queries and keys.
+ * With a tail (sparse.tail, ops/attention_tail.h) means of keys approximate the keys outside the lists (the
+ * default), or means of queries attend to these keys, or means of queries attend to means of keys.
  *
- * The guard is the rule that decides. Every profile_every steps, and in step warmup_steps, each block's lists
- * are measured against exact attention. A block becomes sparse when all of these hold:
+ * The guard is the rule that decides. In the first step, every profile_every steps, and in step warmup_steps,
+ * each block's lists are measured against exact attention. A block becomes sparse when all of these hold:
  *   - without a tail: the running mean of its captured mass is at least min_mass, and the captured mass of
  *     its worst head is at least min_head_mass, or min_mass if that is less;
  *   - with a tail: the running mean of its output error is at most max_error, and the output error of its
