@@ -37,16 +37,16 @@ static int refuse_options_of_flags(const CliArgs *args, int mass_flag)
     return CLI_DONE;
 }
 
-/* Refuses 0 for flags where the library takes 0 for the value of an option. */
+/* Refuses 0 for flags where the library takes 0 for a default. */
 static int refuse_zeros(const CliArgs *args, const DsvBenchLists *lists)
 {
     const struct {
         int flag;
         double value;
     } given[] = {
-        {CLI_LISTS_GROUP, (double)lists->group},
-        {CLI_LISTS_GRAIN, (double)lists->grain},
-        {CLI_LISTS_DENSITY, lists->density},
+        {CLI_LISTS_TOKENS, (double)lists->tokens},     {CLI_LISTS_HEADS, (double)lists->heads},
+        {CLI_LISTS_HEAD_DIM, (double)lists->head_dim}, {CLI_LISTS_GROUP, (double)lists->group},
+        {CLI_LISTS_GRAIN, (double)lists->grain},       {CLI_LISTS_DENSITY, lists->density},
     };
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         if (args->flag[given[i].flag] && given[i].value == 0)

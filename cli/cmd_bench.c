@@ -23,6 +23,8 @@ static const char attention_text[] =
     "the relative error of attention's output against exact attention: output_error\n"
     "with the tail of options sparse.tail, sparse.tail_chunk and sparse.tail_run,\n"
     "list_error for the lists alone. Without flags the lists are those of training.\n"
+    "sparse.order changes nothing unless FILE has the metadata grid=FxHxW, the tokens'\n"
+    "frames, rows and columns: other tokens have no neighbours.\n"
     "\n"
     "  dsv bench attention --tokens 32768 --heads 12 --head-dim 128 --device cuda\n"
     "  dsv bench attention --group 128 --density 0.1 sparse.tail=none\n"
@@ -36,6 +38,8 @@ static int run_bench_attention(const CliArgs *args)
     int misused = cli_bench_lists(args, TARGET_MASS, &bench.lists);
     if (misused == CLI_DONE)
         misused = cli_args_number(args, TARGET_MASS, &bench.target_mass);
+    if (misused == CLI_DONE && args->flag[CLI_LISTS_DENSITY] && args->flag[TARGET_MASS])
+        misused = cli_misused(args->verb, "--density and --target-mass: expected one of them");
     if (misused != CLI_DONE)
         return misused;
     dsv_config_defaults(&config);

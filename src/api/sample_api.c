@@ -232,7 +232,6 @@ static DsvStatus sample_trained(const DsvSampleArgs *args, const DsviLoraSet *lo
             "folder with model_index.json, a run that trained one, or a transformer with model.vae, "
             "model.text_encoder and model.tokenizer",
             args->model_path);
-    DSVI_TRY_GOTO(status, dsvi_clip_check_path(args->output_path, settings->num_frames), done);
     DSVI_TRY_GOTO(status, dsvi_model_find(args->model_path, &s.model), done);
     DSVI_TRY_GOTO(status, dsvi_model_verify(&s.model), done);
     DSVI_TRY_GOTO(status, dsvi_model_config(&s.model, &s.config), done);
@@ -350,8 +349,10 @@ static DsvStatus sample_model(const DsvSampleArgs *args, const DsvConfig *settin
     Published model = {.loras.count = 0};
     bool published;
     DSVI_TRY(dsvi_wan_folder_find(args->model_path, settings, &model.folder, &published));
-    if (!published)
+    if (!published) {
+        DSVI_TRY(dsvi_clip_check_path(args->output_path, settings->num_frames));
         DSVI_TRY(dsvi_trained_run_find(args->model_path, settings, &model.folder, &published));
+    }
     const DsviLoraFiles files = {args->lora_paths, args->lora_scales, args->lora_experts, args->lora_count};
     DSVI_TRY_GOTO(status,
                   dsvi_lora_files_open(&files, args->model_path, published && model.folder.two_experts,

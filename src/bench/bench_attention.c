@@ -58,6 +58,9 @@ static DsvStatus bench_attention_make_settings(Bench *b, const DsvConfig *given)
     DSVI_TRY(dsvi_bench_lists_check(&w->lists, given));
     DSVI_TRY(dsvi_bench_dtype(w->lists.dtype, &b->act));
     DSVI_TRY(dsvi_bench_lists_set(&b->settings, &w->lists));
+    if (w->target_mass != 0 && strcmp(b->settings.sparse_rule, "threshold") != 0)
+        return DSVI_FAIL(DSV_E_USAGE, "target mass %.15g with sparse.rule=%s, expected sparse.rule=threshold",
+                         w->target_mass, b->settings.sparse_rule);
     if (w->target_mass != 0) {
         DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.target_density=0"));
         DSVI_TRY(dsvi_bench_set(&b->settings, "sparse.min_keys=0"));

@@ -108,6 +108,9 @@ static DsvStatus bench_heads_open_file(const char *path, DsviBenchHeads *h)
                          "%s: %lld heads of %lld tokens; expected some, and --tokens a multiple "
                          "of them, not %lld",
                          path, (long long)heads, (long long)tokens, (long long)h->tokens);
+    if (h->head_dim > 0 && h->head_dim != q->shape[2])
+        return DSVI_FAIL(DSV_E_USAGE, "%s: heads of %lld elements; expected %lld, the --head-dim", path,
+                         (long long)q->shape[2], (long long)h->head_dim);
     DSVI_TRY(bench_heads_read_grid(h->file, tokens, h->grid));
     h->tokens = h->tokens > 0 ? h->tokens : tokens;
     h->heads = h->heads > 0 ? h->heads : heads;

@@ -178,9 +178,12 @@ static DsvStatus cp_allocate(DsviCp *c)
 DsvStatus dsvi_cp_shard_bounds(int64_t tokens, int64_t unit, int64_t ranks, int64_t *bound)
 {
     if (ceil_div(tokens, unit) < ranks)
-        return DSVI_FAIL(DSV_E_USAGE,
-                         "%lld tokens in shards of a multiple of %lld are too few for %lld ranks",
-                         (long long)tokens, (long long)unit, (long long)ranks);
+        return DSVI_FAIL(
+            DSV_E_USAGE,
+            "%lld tokens in shards of a multiple of %lld are too few for %lld ranks: a shard is a "
+            "whole number of groups, spans and runs of the tail (sparse.group, sparse.grain, "
+            "sparse.tail_run)",
+            (long long)tokens, (long long)unit, (long long)ranks);
     dsvi_comm_even_bounds(tokens, unit, ranks, bound);
     return DSV_OK;
 }

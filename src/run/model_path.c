@@ -21,6 +21,13 @@ static DsvStatus join_if_exists(char out[DSVI_PATH_MAX], const char *folder, con
     return DSV_OK;
 }
 
+/* Sets `out` to folder/name, a file of a checkpoint. DSV_E_FORMAT if it is missing. */
+static DsvStatus part_of_checkpoint(char out[DSVI_PATH_MAX], const char *folder, const char *name)
+{
+    DSVI_TRY(dsvi_path_join(out, folder, name));
+    return dsvi_path_exists(out) ? DSV_OK : dsvi_manifest_verify_part(folder, name);
+}
+
 /* Sets *found if `path` is transformer/ or transformer_ema/ of a checkpoint. Then `holder` is the checkpoint
  * folder and *name the name of the model in it. */
 static DsvStatus find_checkpoint_of(const char *path, char holder[DSVI_PATH_MAX], const char **name,
@@ -114,8 +121,8 @@ DsvStatus dsvi_model_find(const char *path, DsviModelPath *out)
         DSVI_TRY(join_if_exists(manifest, holder, "manifest.json"));
         if (manifest[0]) {
             snprintf(out->checkpoint, sizeof out->checkpoint, "%s", holder);
-            DSVI_TRY(join_if_exists(out->sparse, holder, "sparse.safetensors"));
-            DSVI_TRY(join_if_exists(out->settings, holder, "config.yaml"));
+            DSVI_TRY(part_of_checkpoint(out->sparse, holder, "sparse.safetensors"));
+            DSVI_TRY(part_of_checkpoint(out->settings, holder, "config.yaml"));
         }
     } else {
         snprintf(out->weights, sizeof out->weights, "%s", path);

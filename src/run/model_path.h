@@ -25,7 +25,8 @@ typedef struct DsviModelPath {
  * checkpoint is used), a checkpoint, a pipeline folder (with transformer/), a transformer folder, or a
  * safetensors file. transformer/ and transformer_ema/ of a
  * checkpoint, and safetensors files in them, also set `checkpoint`; for such a file `sparse` and
- * `settings` stay empty. Returns DSV_E_NOT_FOUND if there is no model. */
+ * `settings` stay empty. Returns DSV_E_NOT_FOUND if there is no model, and DSV_E_FORMAT if the checkpoint
+ * lacks one of these files. */
 DsvStatus dsvi_model_find(const char *path, DsviModelPath *out);
 
 /* Reads the sizes of the model from its config.json or, without one, from its tensors. */

@@ -37,10 +37,14 @@ static void write_reason(const DsviGuard *guard, const DsviGuardView *view, int6
                          int missed, char *line, size_t line_bytes)
 {
     const char *side = missed ? "dense" : "sparse";
-    if (missed & DSVI_GUARD_LIST_MEMORY)
+    if (missed & DSVI_GUARD_LIST_MEMORY && view->needed > guard->max_density)
+        snprintf(line, line_bytes,
+                 "block %lld %s dense: its lists needed density %.2f in this step (at most %.2f)",
+                 (long long)block, verb, view->needed, guard->max_density);
+    else if (missed & DSVI_GUARD_LIST_MEMORY)
         snprintf(line, line_bytes,
                  "block %lld %s dense: its lists needed density %.2f in this step, "
-                 "above the %.2f there is room for",
+                 "above the %.2f that sparse.list_memory has room for",
                  (long long)block, verb, view->needed, view->capacity);
     else if (guard->by_error)
         snprintf(line, line_bytes,

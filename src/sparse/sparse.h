@@ -29,7 +29,8 @@
  *
  * In the dense finish, the fraction dense_finish of the run's steps at its end, all blocks attend densely.
  * Measurements go on, but the guard's decisions stay as they are. A layer that loads the state of a training
- * run that stopped in its finish attends densely too, unless its own dense_finish is 0.
+ * run that stopped in its finish attends densely too outside of training steps, unless its own
+ * dense_finish is 0.
  *
  * Context parallelism: with `cp` set, several ranks work on the same samples. Each rank passes its own shard
  * of the tokens, and all ranks make the same calls. Together they compute what one rank would compute alone:

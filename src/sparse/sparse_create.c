@@ -62,9 +62,10 @@ static DsvStatus sparse_check(const DsvConfig *settings, const DsviSparseShape *
     bool counts = settings->sparse_target_density > 0, topk = strcmp(settings->sparse_rule, "topk") == 0;
     if (settings->sparse_enabled && !counts && (topk || settings->sparse_target_mass <= 0))
         return DSVI_FAIL(DSV_E_USAGE,
-                         "sparse.target_density is 0 and %s: nothing says how many keys lists "
-                         "may have",
-                         topk ? "sparse.rule is topk" : "so is sparse.target_mass");
+                         "sparse.target_density is 0 and %s: nothing says how many keys lists may have, "
+                         "expected sparse.target_density above 0%s",
+                         topk ? "sparse.rule is topk" : "so is sparse.target_mass",
+                         topk ? "" : " or sparse.target_mass above 0");
     return DSV_OK;
 }
 

@@ -65,7 +65,7 @@ static double capacity_density(const DsviSparseBlock *b)
 
 void dsvi_sparse_overflow(DsviSparse *s, int64_t block)
 {
-    char line[160];
+    char line[192];
     DsviSparseBlock *b = &s->block[block];
     b->overflow_density = s->record.density[block];
     if (s->train && !s->forced && !s->prescribed) {
@@ -73,10 +73,12 @@ void dsvi_sparse_overflow(DsviSparse *s, int64_t block)
         return;
     }
     snprintf(line, sizeof line,
-             "block %lld ran dense: its lists needed density %.2f, above the %.2f there "
-             "is room for",
+             "block %lld ran dense: its lists needed density %.2f, above the %.2f there is room for; this is "
+             "said once for each block",
              (long long)block, b->overflow_density, capacity_density(b));
-    dsvi_sparse_log_line(s, line);
+    if (!b->overflow_logged)
+        dsvi_sparse_log_line(s, line);
+    b->overflow_logged = true;
 }
 
 /* Returns the head whose output over lists is worst: with a tail by its output error, otherwise by the mass

@@ -77,6 +77,7 @@ typedef struct DsviSparseBlock {
     double measured_mass; /* fraction of attention that the measured lists hold by the selector's estimate */
     bool overflowed;      /* the block should have attended over lists, but they did not fit */
     double overflow_density; /* density of the lists that did not fit */
+    bool overflow_logged;    /* the log says that lists outside of training did not fit */
 
     /* Timing. */
     double seconds; /* spent on the block in a step that dsvi_sparse_time_next has requested */

@@ -146,6 +146,10 @@ static DsvStatus sparse_state_compare(const DsviSafetensors *file, const Traits 
 {
     for (int i = 0; i < TRAITS; i++) {
         const char *found = dsvi_safetensors_metadata(file, expected->pair[i][0]);
+        bool option = i < 2; /* selector and rank are options, the others are sizes of the model */
+        if (found && option && strcmp(found, expected->pair[i][1]) != 0)
+            return DSVI_FAIL(DSV_E_USAGE, "sparse.%s is %s, expected %s, with which %s was written",
+                             expected->pair[i][0], expected->pair[i][1], found, dsvi_safetensors_path(file));
         if (!found || strcmp(found, expected->pair[i][1]) != 0)
             return DSVI_FAIL(DSV_E_SHAPE, "%s: sparse state is for %s %s, expected %s",
                              dsvi_safetensors_path(file), expected->pair[i][0], found ? found : "(unknown)",

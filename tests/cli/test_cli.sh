@@ -222,6 +222,11 @@ for verb in attention context; do
     done
 done
 refuses 2 "group -1, expected none below 0" bench attention --group -1
+refuses 2 "bench attention: --tokens 0: expected a number above 0" bench attention --tokens 0
+refuses 2 "bench attention: --density and --target-mass: expected one of them" \
+    bench attention --density 0.1 --target-mass 0.9
+refuses 2 "target mass 0.5 with sparse.rule=topk, expected sparse.rule=threshold" \
+    bench attention --target-mass 0.5 sparse.rule=topk
 refuses 2 "bench attention: sparse.target_mass=0.9: expected the flag --target-mass instead" \
     bench attention --density 0.2 sparse.tail=key sparse.target_mass=0.9
 refuses 2 "bench context: sparse.target_mass=0.9: expected the flag --density instead" \

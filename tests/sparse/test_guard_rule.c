@@ -91,8 +91,11 @@ static void test_overflow(void **state)
                           .density = 0.3,
                           .needed = 0.71,
                           .capacity = 0.65};
-    assert_false(decide(view, "block 3 turns dense: its lists needed density 0.71 in this step, above the "
-                              "0.65"));
+    assert_false(decide(view, "block 3 turns dense: its lists needed density 0.71 in this step (at most "
+                              "0.50)"));
+    view.needed = 0.45, view.capacity = 0.4;
+    assert_false(decide(view, "block 3 turns dense: its lists needed density 0.45 in this step, above the "
+                              "0.40 that sparse.list_memory has room for"));
     view.measured = view.fit = true;
     assert_false(decide(view, "turns dense"));
 }
@@ -179,10 +182,10 @@ static void test_reason_for_staying_dense(void **state)
                 "density 0.20 (at most 0.50); head 0, the worst, holds 0.05 (at least 0.10 required)");
     view.captured = 0.7;
     stays_dense(&guard, view, &reason, ""); /* the mass of the worst head is still too small */
-    view.fit = false, view.needed = 0.71, view.capacity = 0.65;
+    view.fit = false, view.needed = 0.45, view.capacity = 0.4;
     stays_dense(&guard, view, &reason,
-                "block 5 stays dense: its lists needed density 0.71 in this step, above the 0.65 there is "
-                "room for");
+                "block 5 stays dense: its lists needed density 0.45 in this step, above the 0.40 that "
+                "sparse.list_memory has room for");
     stays_dense(&guard, view, &reason, "");
     view.fit = true, view.captured = view.head_captured = 0.9, view.density = 0.6;
     stays_dense(&guard, view, &reason,

@@ -405,9 +405,8 @@ static void test_what_does_not_fit(void **state)
     load_into("projection", "seed=1", shape, DSV_OK, "");
     load_into("projection", "sparse.group=64", shape, DSV_OK, ""); /* not part of the state */
     load_into("projection", "sparse.enabled=false", shape, DSV_OK, "");
-    load_into("pooled", "seed=1", shape, DSV_E_SHAPE,
-              "sparse state is for selector projection, expected pooled");
-    load_into("projection", "sparse.rank=16", shape, DSV_E_SHAPE, "for rank 8, expected 16");
+    load_into("pooled", "seed=1", shape, DSV_E_USAGE, "sparse.selector is pooled, expected projection,");
+    load_into("projection", "sparse.rank=16", shape, DSV_E_USAGE, "sparse.rank is 16, expected 8, with");
     DsviSparseShape other = shape;
     other.blocks = 3;
     load_into("projection", "seed=1", other, DSV_E_SHAPE, "for blocks 2, expected 3");
