@@ -147,6 +147,15 @@ static void loss_tile(FILE *to, const DsviReportData *data)
     tile_end(to);
 }
 
+/* Returns whether no block is sparse because the newest step is in the dense finish. */
+static bool in_dense_finish(const DsviReportData *data)
+{
+    const DsvConfig *c = &data->config;
+    double steps = (double)c->max_train_steps;
+    return data->has_config && c->sparse_enabled && newest_value(data, DSVI_SPARSE_BLOCKS) == 0 &&
+           newest_value(data, DSVI_STEP) > steps - floor(c->sparse_dense_finish * steps + 0.5);
+}
+
 static void sparse_tiles(FILE *to, const DsviReportData *data)
 {
     double blocks = data->model_blocks;
@@ -159,6 +168,8 @@ static void sparse_tiles(FILE *to, const DsviReportData *data)
         fputs("of ", to);
         dsvi_put_count(to, blocks);
     }
+    if (in_dense_finish(data))
+        fputs(", dense finish", to);
     tile_end(to);
     tile_begin(to, "density");
     dsvi_put_fixed(to, newest_mean(data, DSVI_DENSITY), 3);

@@ -323,7 +323,7 @@ DsvStatus dsvi_cost_measure(DsviBackend *backend, const DsvConfig *settings, con
     if (settings->sparse_enabled)
         snprintf(found->line + used, sizeof found->line - (size_t)used,
                  ", over lists %.2f ms at density "
-                 "%.2f, %.2f at %.2f, %.2f at %.2f; it pays up to density %.2f",
+                 "%.2f, %.2f at %.2f, %.2f at %.2f; lists are faster up to density %.2f",
                  1e3 * total_seconds(f.sparse[0]), f.density[0], 1e3 * total_seconds(f.sparse[1]),
                  f.density[1], 1e3 * total_seconds(f.sparse[2]), f.density[2], found->break_even);
     return DSV_OK;

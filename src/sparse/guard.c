@@ -37,10 +37,11 @@ static void write_reason(const DsviGuard *guard, const DsviGuardView *view, int6
                          int missed, char *line, size_t line_bytes)
 {
     const char *side = missed ? "dense" : "sparse";
+    const char *slower = guard->slower_above ? ", above which lists are slower" : "";
     if (missed & DSVI_GUARD_LIST_MEMORY && view->needed > guard->max_density)
         snprintf(line, line_bytes,
-                 "block %lld %s dense: its lists needed density %.2f in this step (at most %.2f)",
-                 (long long)block, verb, view->needed, guard->max_density);
+                 "block %lld %s dense: its lists needed density %.2f in this step (at most %.2f%s)",
+                 (long long)block, verb, view->needed, guard->max_density, slower);
     else if (missed & DSVI_GUARD_LIST_MEMORY)
         snprintf(line, line_bytes,
                  "block %lld %s dense: its lists needed density %.2f in this step, "
@@ -49,17 +50,19 @@ static void write_reason(const DsviGuard *guard, const DsviGuardView *view, int6
     else if (guard->by_error)
         snprintf(line, line_bytes,
                  "block %lld %s %s: its output over lists and tail has a relative error of %.2f (at most "
-                 "%.2f allowed) at density %.2f (at most %.2f); head %lld, the worst, has %.2f (at most "
+                 "%.2f allowed) at density %.2f (at most %.2f%s); head %lld, the worst, has %.2f (at most "
                  "%.2f allowed)",
                  (long long)block, verb, side, view->error, guard->max_error, view->density,
-                 guard->max_density, (long long)view->worst_head, view->head_error, head_ceiling(guard));
+                 guard->max_density, slower, (long long)view->worst_head, view->head_error,
+                 head_ceiling(guard));
     else
-        snprintf(line, line_bytes,
-                 "block %lld %s %s: its lists hold %.2f of the attention mass (at least "
-                 "%.2f required) at density %.2f (at most %.2f); head %lld, the worst, holds %.2f (at least "
-                 "%.2f required)",
-                 (long long)block, verb, side, view->captured, guard->min_mass, view->density,
-                 guard->max_density, (long long)view->worst_head, view->head_captured, head_floor(guard));
+        snprintf(
+            line, line_bytes,
+            "block %lld %s %s: its lists hold %.2f of the attention mass (at least "
+            "%.2f required) at density %.2f (at most %.2f%s); head %lld, the worst, holds %.2f (at least "
+            "%.2f required)",
+            (long long)block, verb, side, view->captured, guard->min_mass, view->density, guard->max_density,
+            slower, (long long)view->worst_head, view->head_captured, head_floor(guard));
 }
 
 bool dsvi_guard_decide(const DsviGuard *guard, const DsviGuardView *view, int64_t block, int32_t *reason,

@@ -21,6 +21,7 @@ typedef struct DsviGuard {
     double max_head_error; /* by_error: largest output error of the worst head of a sparse block; max_error
                             * applies instead if max_error is more */
     double max_density;    /* largest density of a sparse block's lists */
+    bool slower_above;     /* max_density is the density above which lists are slower than dense attention */
     double hysteresis;     /* how far a sparse block must miss a bound before it becomes dense */
 } DsviGuard;
 

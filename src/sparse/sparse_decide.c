@@ -42,6 +42,8 @@ bool dsvi_sparse_finish_begin(DsviSparse *s, int64_t step)
     bool before = s->record.finishing[0], wanted = s->settings.sparse_dense_finish > 0;
     int64_t first = first_step_of_finish(s);
     s->record.finishing[0] = wanted && s->selector && step >= first;
+    if (before && !s->record.finishing[0])
+        dsvi_sparse_log_line(s, "the dense finish is over: blocks attend as the guard decides");
     if (!s->record.finishing[0])
         return false;
     snprintf(line, sizeof line,
@@ -109,6 +111,7 @@ static void decide_block(DsviSparse *s, int64_t block)
         .max_error = s->settings.sparse_max_error,
         .max_head_error = s->settings.sparse_max_head_error,
         .max_density = dsvi_sparse_max_density(s),
+        .slower_above = r->break_even[0] < s->settings.sparse_max_density,
         .hysteresis = s->settings.sparse_hysteresis,
     };
     const DsviGuardView view = {

@@ -172,8 +172,8 @@ static void log_break_even(const DsviSparse *s)
 {
     char line[160];
     snprintf(line, sizeof line,
-             "attention over lists goes by what the run's first start has measured: it "
-             "pays up to density %.2f",
+             "lists count as faster than dense attention up to density %.2f, which the run's first start has "
+             "measured",
              s->record.break_even[0]);
     if (s->has_cost && s->log)
         s->log(s->log_context, line);

@@ -91,7 +91,7 @@ void fake_metrics(const char *folder, int64_t steps)
 void fake_rest(const char *folder)
 {
     fake_file(folder, "decisions.jsonl",
-              "{\"step\": 1, \"reason\": \"attention pays up to density 0.50\"}\n"
+              "{\"step\": 1, \"reason\": \"lists are faster up to density 0.50\"}\n"
               "{\"step\": 50, \"reason\": \"block 1 turns sparse: for \\\"good\\\" reasons\"}\n");
     fake_file(folder, "validation.jsonl",
               "{\"step\": 50, \"loss\": 0.75, \"bins\": [{\"sigma\": 0.25, \"loss\": 1}], "

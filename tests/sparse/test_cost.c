@@ -230,7 +230,7 @@ static void test_break_even(void **state)
         make_world(10, cases[i].slope, cases[i].select);
         assert_ok(measure(&settings, &shape, &found));
         assert_error_below(fabs(found.break_even - cases[i].expected), 1e-12, "break-even, case %d", (int)i);
-        snprintf(words, sizeof words, "it pays up to density %.2f", cases[i].expected);
+        snprintf(words, sizeof words, "; lists are faster up to density %.2f", cases[i].expected);
         assert_non_null(strstr(found.line, words));
     }
 }

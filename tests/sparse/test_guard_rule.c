@@ -45,6 +45,10 @@ static void test_turns_sparse(void **state)
     assert_false(decide(view, ""));
     view.captured = 0.95, view.density = 0.5001;
     assert_false(decide(view, ""));
+    DsviGuard slow = guard; /* on a machine where lists are faster up to a density of 0.3 */
+    slow.max_density = 0.3, slow.slower_above = true;
+    view.head_captured = view.captured;
+    assert_false(decide_by(&slow, view, "at density 0.50 (at most 0.30, above which lists are slower);"));
     view.density = 0.2, view.fit = false;
     assert_false(decide(view, ""));
     view.fit = true, view.measured = false;

@@ -400,6 +400,7 @@ static void test_dense_finish(void **state)
         assert_int_equal(report.sparse_blocks, step <= 14 ? BLOCKS : 0);
     }
     assert_int_equal(count_of(longer.log, "all blocks attend densely from step 15"), 1);
+    assert_int_equal(count_of(longer.log, "the dense finish is over: blocks attend as the guard decides"), 1);
     rig_close(&rig);
     rig_close(&longer);
     rig_close(&sampling);
