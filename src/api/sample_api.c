@@ -117,6 +117,40 @@ static void log_of_sparse(void *context, const char *line)
         events->log(events->context, DSV_LOG_INFO, line);
 }
 
+/* Warns about options that decide which blocks are sparse, where they differ from those of the run: a sample
+ * measures nothing, so that the decisions of the checkpoint hold. */
+static DsvStatus warn_about_decisions(const Sampling *s, const DsvEvents *events)
+{
+    const DsvConfig *given = s->settings;
+    DsvConfig run;
+    char line[256];
+    dsv_config_defaults(&run);
+    DSVI_TRY(dsv_config_load(&run, s->model.settings));
+    const struct {
+        const char *key;
+        bool differs;
+    } options[] = {
+        {"sparse.max_error", given->sparse_max_error != run.sparse_max_error},
+        {"sparse.max_head_error", given->sparse_max_head_error != run.sparse_max_head_error},
+        {"sparse.min_mass", given->sparse_min_mass != run.sparse_min_mass},
+        {"sparse.min_head_mass", given->sparse_min_head_mass != run.sparse_min_head_mass},
+        {"sparse.hysteresis", given->sparse_hysteresis != run.sparse_hysteresis},
+        {"sparse.profile_every", given->sparse_profile_every != run.sparse_profile_every},
+        {"sparse.warmup_steps", given->sparse_warmup_steps != run.sparse_warmup_steps},
+    };
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        if (!options[i].differs)
+            continue;
+        snprintf(line, sizeof line,
+                 "%s has no effect, because a sample measures nothing: blocks are sparse as the checkpoint "
+                 "says",
+                 options[i].key);
+        if (events->log)
+            events->log(events->context, DSV_LOG_WARNING, line);
+    }
+    return DSV_OK;
+}
+
 static DsvStatus sample_load(Sampling *s, const char *model_path, const DsvEvents *events)
 {
     DsviSparse *sparse = dsvi_generator_sparse(s->generator);
@@ -137,7 +171,10 @@ static DsvStatus sample_load(Sampling *s, const char *model_path, const DsvEvent
     DSVI_TRY(dsvi_dit_frozen_load(s->weights, s->backend.device, s->model.weights, s->loras));
     DsviDitWeights weights = dsvi_dit_frozen_weights(s->weights);
     DSVI_TRY(dsvi_generator_setup(s->generator, &weights));
-    return sparse && s->model.sparse[0] ? dsvi_sparse_load(sparse, s->model.sparse) : DSV_OK;
+    if (!sparse || !s->model.sparse[0])
+        return DSV_OK;
+    DSVI_TRY(warn_about_decisions(s, events));
+    return dsvi_sparse_load(sparse, s->model.sparse);
 }
 
 /* Checks that model and codec fit. Called before weights are loaded, so that it fails early. */

@@ -67,6 +67,13 @@ static void sampling_uses_the_saved_lists(void **state)
     set(&dense, "sparse.enabled", "false");
     assert_true(sampled != sample(&dense, folder));
 
+    /* What decides about blocks in training decides nothing in a sample, and the user is told. */
+    other = settings;
+    set(&other, "sparse.max_error", "0.001");
+    assert_true(sampled == sample_logged(&other, folder, log));
+    assert_non_null(strstr(log, "sparse.max_error has no effect, because a sample measures nothing"));
+    assert_null(strstr(log, "sparse.min_mass"));
+
     /* Lists of another rule have other errors: all blocks are dense, and the user is told. */
     other = settings;
     set(&other, "sparse.tail", "key");
