@@ -43,8 +43,8 @@ static const CliFlag flags[] = {
 };
 
 static const char text[] =
-    "Samples a clip from MODEL: a published Wan 2.1 folder or file, a run folder (its\n"
-    "newest checkpoint), a checkpoint, a folder that contains transformer/, or a\n"
+    "Samples a clip from MODEL: a published Wan model (folder or file), a run folder\n"
+    "(its newest checkpoint), a checkpoint, a folder that contains transformer/, or a\n"
     "transformer folder. transformer_ema of a checkpoint has the moving average of the\n"
     "weights (ema_decay). OUT ends with .mp4, .mkv, .mov, .avi or .mpg; with .png for\n"
     "one frame, frame-%04d.png for all; or with .safetensors for the tensor video.\n"
@@ -66,11 +66,11 @@ static const char text[] =
     "--lora adds LoRAs to the model; of a model of two experts (Wan 2.2 A14B) it adds\n"
     "them to both, and --lora-high and --lora-low to one.\n"
     "\n"
-    "Attention of a published model, and of runs that trained one or a LoRA beside one,\n"
-    "is dense, as in diffusers. With sparse.enabled=true, which --sparse sets, attention\n"
-    "of a published model is dense for sparse.warmup_steps=5 steps; then blocks are sparse while their\n"
-    "lists hold sparse.min_mass=0.8 of exact attention, measured every\n"
-    "sparse.profile_every=5 steps.\n"
+    "Attention of a published model, and of runs that trained one or a LoRA of one,\n"
+    "is dense, as in diffusers. With sparse.enabled=true, which --sparse sets, a\n"
+    "published model is dense for sparse.warmup_steps=5 steps; then blocks are sparse\n"
+    "while their lists hold sparse.min_mass=0.8 of exact attention, measured every\n"
+    "sparse.profile_every=5 steps. Runs have their own sparse options.\n"
     "\n"
     "Weights that do not fit on the device, or into memory_gib, wait in host memory and\n"
     "are copied block by block while other blocks compute; the clip is the same.\n"
