@@ -180,21 +180,27 @@ ends 20 'expected a JSON array of 2 blocks' start 2 "${bench[@]}" cp_size=2 --de
 echo "attention is timed by every way of sharing it out"
 for case in "2 none" "4 none" "2 query"; do
     read -r n tail <<<"$case"
-    start $n "$dsv" bench context --tokens 256 --heads 6 --head-dim 32 --group 16 --grain 1 --repeats 1 \
-        --head-sparsity 0.5*2,0.9..0.95*4 --dtype f32 threads=1 sparse.tail=$tail \
-        --json "$work/context.json" >"$work/said" 2>&1 || fail "bench context on $n ranks" "$work/said"
-    python3 - "$work/context.json" $n $tail <<'PYTHON' || fail "bench context told wrong" "$work/context.json"
+    # Heads are placed by measured times, which say nothing while other programs take the cores: three tries.
+    for try in 1 2 3; do
+        start $n "$dsv" bench context --tokens 256 --heads 6 --head-dim 32 --group 16 --grain 1 --repeats 1 \
+            --head-sparsity 0.5*2,0.9..0.95*4 --dtype f32 threads=1 sparse.tail=$tail \
+            --json "$work/context.json" >"$work/said" 2>&1 || fail "bench context on $n ranks" "$work/said"
+        status=0
+        python3 - "$work/context.json" $n $tail <<'PYTHON' || status=$?
 import json, sys
 figures, ranks, tail = json.load(open(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
 assert figures["ranks"] == ranks and 0 <= figures["density"] - 1.3 / 6 < 1 / figures["tokens"] # whole keys
 for way in "naive_heads", "naive_keys", "heads", "keys", "planned":
     assert figures[way + "_ms"] > figures[way + "_attention_ms"] > 0 and figures[way + "_off"] < 1e-5, way
-assert figures["heads_uneven"] <= figures["naive_heads_uneven"]
 own = 256 // ranks * 6 * 32 * 4 * 2 / 2**20 # keys and values in F32
 assert abs(figures["gather_mib"] / (own * (ranks - 1)) - 1) < 1e-9
 assert 0 < figures["fetch_mib"] <= figures["gather_mib"]
 assert tail != "none" or 0 < figures["named_share"] <= 1 # with a tail all keys are sent, named or not
+sys.exit(0 if figures["heads_uneven"] <= figures["naive_heads_uneven"] else 3)
 PYTHON
+        [ $status = 3 ] || break
+    done
+    [ $status = 0 ] || fail "bench context told wrong" "$work/context.json"
 done
 start 2 "$dsv" bench context --tokens 250 --heads 3 --head-dim 32 --group 16 --grain 1 --transfers-only \
     --repeats 1 threads=1 --json "$work/context.json" >"$work/said" 2>&1 || fail "transfers" "$work/said"
