@@ -240,11 +240,11 @@ class Config:
         _library.dsv_config_defaults_sized(self.memory, size)
         self.set("device", device)
         self.set("sparse.dense_finish", 0)
-        given = {_NAMES.get(name, name) for name in options}
-        if "sparse.dense_finish" in given and "max_train_steps" not in given:
+        given = {_NAMES.get(name, name): value for name, value in options.items()}
+        if "sparse.dense_finish" in given and not given.get("max_train_steps"):
             raise ValueError("dense_finish needs max_train_steps, from which its steps are counted back")
-        for name, value in options.items():
-            self.set(_NAMES.get(name, name), value)
+        for key, value in given.items():
+            self.set(key, value)
 
     def set(self, key, value):
         text = str(value).lower() if isinstance(value, bool) else str(value)

@@ -94,6 +94,10 @@ DsvStatus dsvi_cp_choose(const DsviCpCosts *costs, const DsviCpShape *shape, con
         if (candidate->times.total < choice->times.total)
             adopt(shape, &trial.plan, &candidate->times, choice);
     }
+    if (choice->candidates == 0)
+        return DSVI_FAIL(DSV_E_USAGE,
+                         "cp_heads is %lld, expected a divisor of %lld ranks, at most %lld heads",
+                         (long long)shape->head_ranks, (long long)shape->ranks, (long long)shape->heads);
     if (!isfinite(choice->times.total))
         return DSVI_FAIL(DSV_E_USAGE,
                          "%lld heads of %lld tokens cannot be shared out to %lld ranks: of %lld "

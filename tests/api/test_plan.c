@@ -166,6 +166,8 @@ static void test_refused(void **state)
     refused(DSV_E_NOT_FOUND, "nowhere", (DsvPlanQuestion){.ranks = 2, .densities = "nowhere"}, NULL);
     refused(DSV_E_NOT_FOUND, "nowhere", (DsvPlanQuestion){.ranks = 2, .table = "nowhere"}, NULL);
     refused(DSV_E_USAGE, "none has a known price", (DsvPlanQuestion){.ranks = 3}, "cp_heads=3");
+    refused(DSV_E_USAGE, "cp_heads is 2, expected a divisor of 3 ranks, at most 4 heads",
+            (DsvPlanQuestion){.ranks = 3}, "cp_heads=2");
     refused(DSV_E_FORMAT, "expected a JSON array of 4 blocks, found an array of 2",
             (DsvPlanQuestion){.ranks = 2, .densities = write_text("few.json", "[1, 1]")}, NULL);
     refused(DSV_E_FORMAT, "block 1, head 2: expected a density above 0, at most 1, found 0",

@@ -356,6 +356,8 @@ class Options(unittest.TestCase):
     def test_a_dense_finish_needs_the_number_of_steps(self):
         with self.assertRaisesRegex(ValueError, "max_train_steps"):
             dsv.torch.SparseAttention(1, dense_finish=0.5)
+        with self.assertRaisesRegex(ValueError, "max_train_steps"):
+            dsv.torch.SparseAttention(1, dense_finish=0.5, max_train_steps=0)
         layer = dsv.torch.SparseAttention(1, **QUICK, dense_finish=0.5, max_train_steps=4)
         for step in range(4):
             q, k, v = inputs(seed=step)
