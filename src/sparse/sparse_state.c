@@ -89,16 +89,9 @@ static void describe_bounds(const DsviSparse *s, char text[RULE_BYTES])
 
 /* Properties (selector, sizes) in which a state file must agree with the layer that loads it; stored in the
  * file as text metadata, as are texts in which the file may differ. */
-enum {
-    TRAITS = 5,
-    RULE = 0,
-    LENGTHS,
-    SHAPE,
-    BOUNDS,
-    MAY_DIFFER,
-    PAIRS = TRAITS + MAY_DIFFER,
-    TRAIT_BYTES = 32
-};
+enum { SELECTOR, RANK, BLOCKS, HEADS, HEAD_DIM, TRAITS };
+enum { RULE, LENGTHS, SHAPE, BOUNDS, MAY_DIFFER }; /* the texts in which the file may differ */
+enum { PAIRS = TRAITS + MAY_DIFFER, TRAIT_BYTES = 32 };
 
 typedef struct Traits {
     char text[TRAITS][TRAIT_BYTES], may_differ[MAY_DIFFER][RULE_BYTES];
@@ -109,18 +102,17 @@ static void sparse_state_describe(const DsviSparse *s, Traits *traits)
 {
     static const char *const name[TRAITS] = {"selector", "rank", "blocks", "heads", "head_dim"};
     const int64_t number[TRAITS] = {
-        0,
-        s->selector ? s->selector->features.features : 0,
-        s->shape.blocks,
-        s->shape.heads,
-        s->shape.head_dim,
+        [RANK] = s->selector ? s->selector->features.features : 0,
+        [BLOCKS] = s->shape.blocks,
+        [HEADS] = s->shape.heads,
+        [HEAD_DIM] = s->shape.head_dim,
     };
     for (int i = 0; i < TRAITS; i++) {
         snprintf(traits->text[i], TRAIT_BYTES, "%" PRId64, number[i]);
         traits->pair[i][0] = name[i];
         traits->pair[i][1] = traits->text[i];
     }
-    snprintf(traits->text[0], TRAIT_BYTES, "%s", s->selector ? s->selector->type->name : "none");
+    snprintf(traits->text[SELECTOR], TRAIT_BYTES, "%s", s->selector ? s->selector->type->name : "none");
     static const char *const key[MAY_DIFFER] = {RULE_KEY, LENGTHS_KEY, SHAPE_KEY, BOUNDS_KEY};
     describe_rule(s, traits->may_differ[RULE]);
     describe_lengths(s, traits->may_differ[LENGTHS]);
@@ -146,7 +138,7 @@ static DsvStatus sparse_state_compare(const DsviSafetensors *file, const Traits 
 {
     for (int i = 0; i < TRAITS; i++) {
         const char *found = dsvi_safetensors_metadata(file, expected->pair[i][0]);
-        bool option = i < 2; /* selector and rank are options, the others are sizes of the model */
+        bool option = i == SELECTOR || i == RANK; /* the others are sizes of the model */
         if (found && option && strcmp(found, expected->pair[i][1]) != 0)
             return DSVI_FAIL(DSV_E_USAGE, "sparse.%s is %s, expected %s, with which %s was written",
                              expected->pair[i][0], expected->pair[i][1], found, dsvi_safetensors_path(file));
@@ -198,8 +190,7 @@ static DsvStatus sparse_state_restored(DsviSparse *s)
     return s->borrows ? DSV_OK : dsvi_selector_restored(s->selector);
 }
 
-/* Returns whether the file says something else than the layer. A file of an earlier version may say nothing.
- */
+/* Returns whether the file has another text than the layer. Files of earlier versions lack some texts. */
 static bool differs(const DsviSafetensors *file, const Traits *own, int which)
 {
     const char *found = dsvi_safetensors_metadata(file, own->pair[TRAITS + which][0]);
