@@ -28,17 +28,18 @@ enum {
 #define CLI_DEVICE_FLAG {"--device", "NAME", "cpu or cuda (default cpu)"}
 /* clang-format on */
 
-#define CLI_LISTS                                                                                            \
-    [CLI_LISTS_JSON] = CLI_JSON_FLAG, [CLI_LISTS_DEVICE] = CLI_DEVICE_FLAG,                                  \
-    [CLI_LISTS_TOKENS] = {"--tokens", "N", "number of tokens (default 8192, or as in --heads-from)"},        \
-    [CLI_LISTS_HEADS] = {"--heads", "N", "number of heads (default 4, or as in --heads-from)"},              \
-    [CLI_LISTS_HEAD_DIM] = {"--head-dim", "N", "elements of a head (default 64, or as in --heads-from)"},    \
-    [CLI_LISTS_DTYPE] = {"--dtype", "NAME", "bf16 or f32 (default bf16)"},                                   \
-    [CLI_LISTS_DENSITY] = {"--density", "X", "fraction of keys in lists (default 0.05, at least 512 keys)"}, \
-    [CLI_LISTS_GRAIN] = {"--grain", "N", "keys in a span, for which a list has one entry (default 8)"},      \
-    [CLI_LISTS_GROUP] = {"--group", "N", "queries that share a list (default 64)"},                          \
-    [CLI_LISTS_SELECTOR] = {"--selector", "NAME", "projection, pooled or window (default projection)"},      \
-    [CLI_LISTS_FROM] = {"--heads-from", "FILE", "safetensors: q, k, v (heads, tokens, size), repeated"},     \
+#define CLI_LISTS                                                                                         \
+    [CLI_LISTS_JSON] = CLI_JSON_FLAG, [CLI_LISTS_DEVICE] = CLI_DEVICE_FLAG,                               \
+    [CLI_LISTS_TOKENS] = {"--tokens", "N", "number of tokens (default 8192, or as in --heads-from)"},     \
+    [CLI_LISTS_HEADS] = {"--heads", "N", "number of heads (default 4, or as in --heads-from)"},           \
+    [CLI_LISTS_HEAD_DIM] = {"--head-dim", "N", "elements of a head (default 64, or as in --heads-from)"}, \
+    [CLI_LISTS_DTYPE] = {"--dtype", "NAME", "bf16 or f32 (default bf16)"},                                \
+    [CLI_LISTS_DENSITY] = {"--density", "X", "fraction of keys in lists (default: as in training)"},      \
+    [CLI_LISTS_GRAIN] = {"--grain", "N", "keys of one entry of a list (default: sparse.grain)"},          \
+    [CLI_LISTS_GROUP] = {"--group", "N", "queries that share a list (default: sparse.group)"},            \
+    [CLI_LISTS_SELECTOR] = {"--selector", "NAME",                                                         \
+                            "projection, pooled or window (default: sparse.selector)"},                   \
+    [CLI_LISTS_FROM] = {"--heads-from", "FILE", "safetensors: q, k, v (heads, tokens, size), repeated"},  \
     [CLI_LISTS_REPEATS] = {"--repeats", "N", "measurements; their median is reported (default 5)"}
 
 /* Copies the values of the shared flags to `lists`, whose other fields keep their values. Refuses options,

@@ -81,8 +81,9 @@ static const char text[] =
     "  dsv sample runs/mine clip.mp4 seed=3 num_inference_steps=30\n"
     "  dsv sample runs/mine/checkpoint-500/transformer_ema clip.mp4\n";
 
-/* Sets the options that belong to the model, and over them the options of the command line. The command line
- * is also read first, because model.vae and other options of it name parts of the model. */
+/* Sets the options that belong to the model, over them what --sparse needs, and over both the options of the
+ * command line. The command line is also read first, because model.vae and other options of it name parts of
+ * the model. */
 static DsvStatus sample_options(const CliArgs *args, DsvConfig *config)
 {
     bool of_model;
