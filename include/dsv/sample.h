@@ -46,8 +46,8 @@ typedef struct DsvSampleArgs {
     /** Published models: a safetensors file that receives the tensor `latents` (1, C, F, H, W), as it is
      * after the last step and before decoding; NULL: none. */
     const char *latents_path;
-    /** Published models with sparse.enabled=true: a run or checkpoint of the same model, or its
-     * sparse.safetensors. Each clip begins with the selector's state and the sparse blocks of this file.
+    /** Published models with sparse.enabled=true: a run or checkpoint of the same model or of its LoRA, or
+     * its sparse.safetensors. Each clip begins with the selector's state and the sparse blocks of this file.
      * NULL: each clip begins dense, and blocks become sparse by what is measured while it is sampled. */
     const char *sparse_path;
     const char *const *lora_paths; /**< LoRAs that are added to the transformer's weights, in any form that
@@ -95,7 +95,8 @@ DsvStatus dsv_sample(const char *model_path, const char *text_path, const char *
 
 /** Loads the options that belong to a model over `config`: those that a run or checkpoint was trained with,
  * or for a published Wan model device=auto, size, frames, steps and guidance of the published pipelines, and
- * sampler and flow_shift of its scheduler_config.json.
+ * sampler and flow_shift of its scheduler_config.json. A run that trained a published model or its LoRA
+ * is sampled densely, as the model is: sparse.enabled becomes false, and sparse.dense_finish 0.
  * @param path   a model path as for dsv_sample_clips()
  * @param config changed if options are found; model.vae, model.text_encoder and model.tokenizer are read
  * @param found  set to whether options belong to `path`

@@ -180,17 +180,21 @@ static DsvStatus inspect_checkpoint(const DsviInspection *to, const DsviModelPat
     return inspect_model(to, model);
 }
 
-static DsvStatus inspect_lora_checkpoint(const DsviInspection *to, const DsviLoraRun *run)
+/* Describes the LoRA of a run or checkpoint. *found is false if `path` is neither or holds no LoRA. */
+static DsvStatus inspect_lora(const DsviInspection *to, const char *path, bool *found)
 {
-    DSVI_TRY(inspect_state(to, run->checkpoint));
-    return inspect_safetensors(to, run->lora, "LoRA", 0);
+    DsviLoraRun run;
+    DSVI_TRY(dsvi_lora_run_locate(path, &run, found));
+    if (!*found)
+        return DSV_OK;
+    DSVI_TRY(inspect_state(to, run.checkpoint));
+    return inspect_safetensors(to, run.lora, "LoRA", 0);
 }
 
 static DsvStatus inspect_run(const DsviInspection *to, const char *path, const char *metrics)
 {
     DsviMetricsSummary summary;
     DsviModelPath model;
-    DsviLoraRun lora;
     bool of_lora;
     DSVI_TRY(dsvi_metrics_summarise(metrics, &summary));
     if (summary.last_step <= FIRST_STEPS)
@@ -202,9 +206,9 @@ static DsvStatus inspect_run(const DsviInspection *to, const char *path, const c
                            " steps; loss %.4f over the first %d, %.4f over the last %" PRId64,
                            path, summary.last_step, summary.first_loss, FIRST_STEPS, summary.last_loss,
                            summary.last_step < LAST_STEPS ? summary.last_step : LAST_STEPS);
-    DSVI_TRY(dsvi_lora_run_locate(path, &lora, &of_lora));
+    DSVI_TRY(inspect_lora(to, path, &of_lora));
     if (of_lora)
-        return inspect_lora_checkpoint(to, &lora);
+        return DSV_OK;
     DSVI_TRY(dsvi_model_find(path, &model));
     return inspect_checkpoint(to, &model);
 }
@@ -303,16 +307,15 @@ static DsvStatus inspect_folder(const DsviInspection *to, const char *path)
     const char *part;
     DsviModelPath model;
     DsviWanFolder folder;
-    DsviLoraRun lora;
     bool published, of_lora;
     if (dsvi_latent_cache_is(path))
         return inspect_cache(to, path);
     DSVI_TRY(dsvi_path_join(metrics, path, "metrics.jsonl"));
     if (dsvi_path_exists(metrics))
         return inspect_run(to, path, metrics);
-    DSVI_TRY(dsvi_lora_run_locate(path, &lora, &of_lora));
+    DSVI_TRY(inspect_lora(to, path, &of_lora));
     if (of_lora)
-        return inspect_lora_checkpoint(to, &lora);
+        return DSV_OK;
     if ((part = dsvi_pipeline_part(path))) {
         dsvi_inspect_print(to, "%s: %s of a published pipeline", path, part);
         return dsvi_inspect_wan_part(to, path);

@@ -386,10 +386,11 @@ static DsvStatus sample_model(const DsvSampleArgs *args, const DsvConfig *settin
     Published model = {.loras.count = 0};
     bool published;
     DSVI_TRY(dsvi_wan_folder_find(args->model_path, settings, &model.folder, &published));
-    if (!published) {
+    if (!published)
         DSVI_TRY(dsvi_clip_check_path(args->output_path, settings->num_frames));
+    /* only a run on latents of a published VAE has trained a published model */
+    if (!published && (asks_published(args) || strcmp(settings->codec_name, "wan") == 0))
         DSVI_TRY(dsvi_trained_run_find(args->model_path, settings, &model.folder, &published));
-    }
     const DsviLoraFiles files = {args->lora_paths, args->lora_scales, args->lora_experts, args->lora_count};
     DSVI_TRY_GOTO(status,
                   dsvi_lora_files_open(&files, args->model_path, published && model.folder.two_experts,

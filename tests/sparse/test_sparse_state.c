@@ -248,9 +248,7 @@ static void test_cost_of_other_lists(void **state)
     DsvConfig settings = settings_for("projection");
     DsviSparseShape shape = rig_shape(2, 2, 2, 32, 2, 7, 9, DSVI_F32);
     (void)state;
-    rig_open(&first, "auto", 2, &settings, &shape);
-    rig_fill(&first, 1, 8);
-    rig_step(&first, 1, true);
+    save_after_a_step(&first, &settings, &shape);
     first.sparse->record.break_even[0] = 0.4;
     assert_ok(dsvi_sparse_save(first.sparse, path));
     assert_true(break_even_on_resume("sparse.target_mass=0.7") == 0.4);
